@@ -1,0 +1,220 @@
+"""GPT: the Llama architecture as a plain specification, with a cache that is addressed by position.
+
+`block_forward` is one layer as a pure function of tensors: its weights, its input and its cache come in as arguments, so
+that one compiled trace serves every layer (model/compile.py). Everything else here is the loop around it. The variants
+(Qwen2's biases, Qwen3's q/k norm) are weights that a layer has or has not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from litspec.kvcache import KVCache
+from litspec.model.config import Config
+from litspec.model.rope import rope_table
+from litspec.ops.attention import attention, cached_attention
+from litspec.ops.index2d import index_select_2d
+from litspec.ops.layers import apply_rope, rms_norm
+
+Weights = Mapping[str, Tensor]
+BlockFunction = Callable[..., Tensor]
+
+
+def block_forward(
+    config: Config,
+    weights: Weights,
+    x_BTC: Tensor,
+    cos_BTD: Tensor,
+    sin_BTD: Tensor,
+    input_pos_BT: Tensor,
+    slots_B: Tensor | None,
+    k_cache_SKMD: Tensor | None,
+    v_cache_SKMD: Tensor | None,
+) -> Tensor:
+    """Run one layer.
+
+    Args:
+        config: the model's shape.
+        weights: the layer's tensors by the names of `Config.layer_shapes`.
+        x_BTC: the residual stream.
+        cos_BTD: RoPE table at the fed positions.
+        sin_BTD: likewise.
+        input_pos_BT: absolute positions of the fed tokens.
+        slots_B: the cache row of each batch row; None, with the caches, attends over the fed tokens alone.
+        k_cache_SKMD: the layer's keys, written in place.
+        v_cache_SKMD: the layer's values, written in place.
+
+    Returns:
+        The residual stream after the layer, (B, T, C).
+    """
+    B, T, _ = x_BTC.shape
+    D, eps = config.head_size, config.norm_eps
+    h = rms_norm(x_BTC, weights["attention_norm"], eps)
+    q = F.linear(h, weights["q"], weights.get("q_bias")).view(B, T, config.n_head, D)
+    k = F.linear(h, weights["k"], weights.get("k_bias")).view(B, T, config.n_query_groups, D)
+    v = F.linear(h, weights["v"], weights.get("v_bias")).view(B, T, config.n_query_groups, D)
+    if config.has_qk_norm:
+        q, k = rms_norm(q, weights["q_norm"], eps), rms_norm(k, weights["k_norm"], eps)
+    q = apply_rope(q.transpose(1, 2), cos_BTD, sin_BTD)
+    k = apply_rope(k.transpose(1, 2), cos_BTD, sin_BTD)
+    v = v.transpose(1, 2)
+    scale = D**-0.5
+    if k_cache_SKMD is None or v_cache_SKMD is None or slots_B is None:
+        mask_BTT = input_pos_BT[:, None, :] <= input_pos_BT[:, :, None]
+        y = attention(q, k, v, mask_BTT, scale=scale)
+    else:
+        y = cached_attention(q, k, v, k_cache_SKMD, v_cache_SKMD, slots_B, input_pos_BT, scale)
+    y_BTC = y.transpose(1, 2).reshape(B, T, config.n_head * D)
+    x_BTC = x_BTC + F.linear(y_BTC, weights["o"], weights.get("o_bias"))
+    h = rms_norm(x_BTC, weights["mlp_norm"], eps)
+    gate = F.silu(F.linear(h, weights["gate"], weights.get("gate_bias")))
+    up = F.linear(h, weights["up"], weights.get("up_bias"))
+    return x_BTC + F.linear(gate * up, weights["down"], weights.get("down_bias"))
+
+
+class Layer(nn.Module):
+    """The tensors of one layer, by name; `block_forward` is what is done with them."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__()
+        for name, shape in config.layer_shapes().items():
+            self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """The tensors by name."""
+        return dict(self.named_parameters())
+
+
+class GPT(nn.Module):
+    """A Llama-family language model.
+
+    Its tensors are made on torch's default device and in its default dtype (`model/placement.py` sets both); nothing is
+    initialised: `load` fills them.
+
+    Args:
+        config: its shape.
+        max_seq_length: positions that it can be fed; None is the config's own context.
+    """
+
+    def __init__(self, config: Config, *, max_seq_length: int | None = None) -> None:
+        super().__init__()
+        self.config = config
+        self.max_seq_length = max_seq_length or config.block_size
+        self.embedding = nn.Parameter(torch.empty(config.vocab_size, config.n_embd), requires_grad=False)
+        self.layers = nn.ModuleList(Layer(config) for _ in range(config.n_layer))
+        self.norm = nn.Parameter(torch.empty(config.n_embd), requires_grad=False)
+        if not config.tie_embeddings:
+            self.head = nn.Parameter(torch.empty(config.vocab_size, config.n_embd), requires_grad=False)
+        wide = torch.promote_types(self.embedding.dtype, torch.float32)
+        cos_MD, sin_MD = rope_table(config.rope, config.head_size, self.max_seq_length)
+        device = self.embedding.device
+        self.register_buffer("cos_MD", cos_MD.to(device, wide), persistent=False)
+        self.register_buffer("sin_MD", sin_MD.to(device, wide), persistent=False)
+        self.cos_MD: Tensor
+        self.sin_MD: Tensor
+        self._layer_weights: list[dict[str, Tensor]] | None = None
+
+    def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Fill the tensors from (name, tensor) pairs by the names of `Config.parameter_shapes`; each is cast.
+
+        Raises:
+            ValueError: for a name or shape that does not belong, or tensors that are missing.
+        """
+        own = dict(self.named_parameters())
+        missing = set(own)
+        for name, tensor in tensors:
+            if name not in missing:
+                raise ValueError(f"tensor {name!r} does not belong to this model, or came twice")
+            if tensor.shape != own[name].shape:
+                raise ValueError(f"tensor {name!r} was {tuple(tensor.shape)}; the config says {tuple(own[name].shape)}")
+            own[name].copy_(tensor)
+            missing.remove(name)
+        if missing:
+            raise ValueError(f"{len(missing)} tensors are missing, the first is {min(missing)!r}")
+
+    def new_cache(self, num_slots: int) -> KVCache:
+        """Return an empty cache for this model with `num_slots` slots of `max_seq_length` positions."""
+        return KVCache(
+            n_layer=self.config.n_layer,
+            num_slots=num_slots,
+            n_query_groups=self.config.n_query_groups,
+            max_seq_length=self.max_seq_length,
+            head_size=self.config.head_size,
+            dtype=self.embedding.dtype,
+            device=self.embedding.device,
+        )
+
+    @property
+    def layer_weights(self) -> list[dict[str, Tensor]]:
+        """Each layer's tensors by name."""
+        if self._layer_weights is None:
+            self._layer_weights = [layer.weights for layer in self.layers if isinstance(layer, Layer)]
+        return self._layer_weights
+
+    def hidden(
+        self,
+        idx: Tensor,
+        input_pos: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        slots: Tensor | None = None,
+        num_layers: int | None = None,
+        block: BlockFunction = block_forward,
+    ) -> Tensor:
+        """Return the residual stream after the layers, before the final norm; arguments as `forward`. (B, T, C)."""
+        B, T = idx.shape
+        if cache is not None and slots is None:
+            slots = torch.arange(B, device=idx.device)
+        if input_pos is None:
+            input_pos = (
+                cache.next_positions(slots, T)
+                if cache is not None and slots is not None
+                else torch.arange(T, device=idx.device).expand(B, T)
+            )
+        x_BTC = index_select_2d(self.embedding, 0, idx)
+        cos_BTD = index_select_2d(self.cos_MD, 0, input_pos)
+        sin_BTD = index_select_2d(self.sin_MD, 0, input_pos)
+        for layer, weights in enumerate(self.layer_weights[:num_layers]):
+            k_cache, v_cache = (cache.k[layer], cache.v[layer]) if cache is not None else (None, None)
+            x_BTC = block(self.config, weights, x_BTC, cos_BTD, sin_BTD, input_pos, slots, k_cache, v_cache)
+        if cache is not None and slots is not None:
+            cache.note_fed(slots, input_pos)
+        return x_BTC
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return the logits of hidden states (…, C): (…, V), float32 (float64 in a float64 model)."""
+        head = self.embedding if self.config.tie_embeddings else self.head
+        logits = F.linear(rms_norm(hidden, self.norm, self.config.norm_eps), head)
+        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+    def forward(
+        self,
+        idx: Tensor,
+        input_pos: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        slots: Tensor | None = None,
+        num_layers: int | None = None,
+        block: BlockFunction = block_forward,
+    ) -> Tensor:
+        """Feed tokens and return the logits after each of them.
+
+        Args:
+            idx: int64 (B, T), token ids.
+            input_pos: int64 (B, T), absolute positions; None continues each slot where it was fed last (from 0
+                without a cache).
+            cache: keys and values so far, written in place; None attends over the fed tokens alone.
+            slots: int64 (B,), the cache row of each batch row; None is row b for batch row b.
+            num_layers: only the first so many layers; None is all.
+            block: the function that runs a layer; a compiled one has the signature of `block_forward`.
+
+        Returns:
+            (B, T, V), float32 (float64 in a float64 model).
+        """
+        hidden = self.hidden(idx, input_pos, cache=cache, slots=slots, num_layers=num_layers, block=block)
+        return self.logits(hidden)

@@ -1,0 +1,88 @@
+"""Attention over a cache that is addressed by position.
+
+A query at absolute position p sees the keys at positions <= p of its own slot and nothing else: stale entries above a
+row's length, other rows' slots and padding are outside every mask, because the mask comes from positions and never from
+token ids. `cached_attention` writes and reads in one step, so that a compiler can keep it as one opaque operation.
+These are the plain definitions that fused kernels are compared with.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from litspec.ops.index2d import index_copy_2d_
+
+
+def positions_mask(input_pos_BT: Tensor, num_keys: int) -> Tensor:
+    """Return the bool mask (B, T, num_keys): True where the key at position m is visible, m <= input_pos[b, t]."""
+    return torch.arange(num_keys, device=input_pos_BT.device) <= input_pos_BT[:, :, None]
+
+
+def attention(q_BHTD: Tensor, k_BKND: Tensor, v_BKND: Tensor, mask_BTN: Tensor, *, scale: float) -> Tensor:
+    """Grouped-query attention of T queries over N keys.
+
+    The H / K query heads of a group are folded into the query length, so that each key and value is read once
+    per group and never repeated in memory.
+
+    Args:
+        q_BHTD: queries; head h belongs to group h // (H / K).
+        k_BKND: keys.
+        v_BKND: values.
+        mask_BTN: bool, True where a query may look.
+        scale: factor on the scores, usually head_size ** -0.5.
+
+    Returns:
+        (B, H, T, D).
+    """
+    B, H, T, D = q_BHTD.shape
+    K, N = k_BKND.shape[1], k_BKND.shape[2]
+    heads = H // K
+    folded_q = q_BHTD.reshape(B, K, heads * T, D)
+    folded_mask = mask_BTN[:, None, None].expand(B, 1, heads, T, N).reshape(B, 1, heads * T, N)
+    y = F.scaled_dot_product_attention(folded_q, k_BKND, v_BKND, attn_mask=folded_mask, scale=scale)
+    return y.reshape(B, H, T, D)
+
+
+def cached_attention(
+    q_BHTD: Tensor,
+    k_BKTD: Tensor,
+    v_BKTD: Tensor,
+    k_cache_SKMD: Tensor,
+    v_cache_SKMD: Tensor,
+    slots_B: Tensor,
+    input_pos_BT: Tensor,
+    scale: float,
+) -> Tensor:
+    """Write K and V at their positions, then attend over each row's own slot.
+
+    The number of keys read is found in here (one past the highest position of the batch), so no caller and no trace
+    depends on it: a step's cost follows the length in use and not `max_seq_length`.
+
+    Args:
+        q_BHTD: queries, rotated.
+        k_BKTD: new keys, rotated; repeated positions in a row must carry equal values.
+        v_BKTD: new values.
+        k_cache_SKMD: the layer's keys, written in place.
+        v_cache_SKMD: the layer's values, written in place.
+        slots_B: int64 (B,), the cache row of each batch row.
+        input_pos_BT: int64 (B, T), absolute positions.
+        scale: factor on the scores.
+
+    Returns:
+        (B, H, T, D). The caches are changed and not returned: what reads them later is another call of this function.
+    """
+    index_copy_2d_(k_cache_SKMD, 2, input_pos_BT, k_BKTD, rows_B=slots_B)
+    index_copy_2d_(v_cache_SKMD, 2, input_pos_BT, v_BKTD, rows_B=slots_B)
+    num_keys = k_cache_SKMD.shape[2] if q_BHTD.is_cuda else int(input_pos_BT.max()) + 1
+    keys = _slot_rows(k_cache_SKMD[:, :, :num_keys], slots_B)
+    values = _slot_rows(v_cache_SKMD[:, :, :num_keys], slots_B)
+    return attention(q_BHTD, keys, values, positions_mask(input_pos_BT, num_keys), scale=scale)
+
+
+def _slot_rows(cache_SKND: Tensor, slots_B: Tensor) -> Tensor:
+    """Return the rows of the slots; a view where there is only one, which saves the copy of a whole context."""
+    if slots_B.shape[0] == 1 and not cache_SKND.is_cuda:
+        return cache_SKND.narrow(0, int(slots_B[0]), 1)
+    return cache_SKND[slots_B]

@@ -1,0 +1,81 @@
+"""From logits to a token: temperature, top_k, top_p, and noise that is keyed by position.
+
+The order is that of OpenAI-style servers and of transformers: temperature, then top_k, then top_p. A filter is a
+threshold on the scores: what equals the last kept score is kept too, so that the set does not depend on how a sort
+breaks ties. Equal best scores give the lower id. Everything is computed in float64, a row at a time in one vectorised
+call, so that a token depends on its own row alone.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from litspec.ops.noise import gumbel_noise
+
+
+class Threshold(NamedTuple):
+    """The lowest score that the filters keep, and whether the candidates looked at were enough to know it."""
+
+    score_BT: Tensor
+    is_exact_BT: Tensor
+
+
+def scaled_scores(logits_BTV: Tensor, temperature_B: Tensor) -> Tensor:
+    """Return (logits - their maximum) / temperature in float64; a temperature of 0 counts as 1 (its row is greedy)."""
+    logits = logits_BTV.double()
+    divisor = torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
+    return (logits - logits.amax(-1, keepdim=True)) / divisor
+
+
+def filter_threshold(
+    best_BTN: Tensor, log_total_BT: Tensor, *, vocab_size: int, top_k_B: Tensor, top_p_B: Tensor
+) -> Threshold:
+    """Find the lowest score that top_k and then top_p keep.
+
+    Args:
+        best_BTN: the N highest scores in falling order; with N = V the answer is always exact.
+        log_total_BT: log of the sum of exp(score) over the whole vocabulary.
+        vocab_size: V.
+        top_k_B: int64, how many to keep; V keeps all.
+        top_p_B: float64 in (0, 1]; 1 keeps all.
+
+    Returns:
+        The threshold, -inf where nothing is cut.
+    """
+    N = best_BTN.shape[-1]
+    top_k, top_p = top_k_B[:, None], top_p_B[:, None]
+    has_top_k, has_top_p = top_k < vocab_size, top_p < 1.0
+    kth = best_BTN.gather(-1, (top_k.clamp(max=N) - 1)[..., None].expand(*best_BTN.shape[:2], 1))
+    inside = ~has_top_k[..., None] | (best_BTN >= kth)
+    mass = torch.where(inside, best_BTN.exp(), 0.0).cumsum(-1)
+    total = torch.where(has_top_k, mass[..., -1], log_total_BT.exp())
+    reached = mass >= (top_p * total)[..., None]
+    last = torch.where(reached.any(-1), reached.int().argmax(-1), N - 1)
+    crossing = best_BTN.gather(-1, last[..., None])[..., 0]
+    cut = torch.where(has_top_k, kth[..., 0], -torch.inf)
+    score = torch.where(has_top_p, torch.maximum(crossing, cut), cut)
+    lowest = best_BTN[..., -1]
+    knows_k = ~has_top_k | (kth[..., 0] > lowest)
+    knows_p = ~has_top_p | (reached.any(-1) & (crossing > lowest))
+    is_exact = (knows_k & knows_p) if vocab_size > N else torch.ones_like(knows_k & knows_p)
+    return Threshold(score, is_exact)
+
+
+def draw_from_vocabulary(scores_BTV: Tensor, threshold_BT: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
+    """Draw a token id for every position by noise over the whole vocabulary; (B, T)."""
+    ids = torch.arange(scores_BTV.shape[-1], device=scores_BTV.device)
+    kept = torch.where(scores_BTV >= threshold_BT[..., None], scores_BTV, -torch.inf)
+    return (kept + gumbel_noise(seeds_B, positions_BT, ids)).argmax(-1)
+
+
+def draw_from_candidates(
+    best_BTN: Tensor, ids_BTN: Tensor, threshold_BT: Tensor, seeds_B: Tensor, positions_BT: Tensor
+) -> Tensor:
+    """Draw as `draw_from_vocabulary`, computing noise for the candidates alone; (B, T)."""
+    kept = torch.where(best_BTN >= threshold_BT[..., None], best_BTN, -torch.inf)
+    perturbed = kept + gumbel_noise(seeds_B, positions_BT, ids_BTN)
+    is_best = perturbed == perturbed.amax(-1, keepdim=True)
+    return torch.where(is_best, ids_BTN, torch.iinfo(torch.int64).max).amin(-1)
