@@ -1,0 +1,253 @@
+"""The `litspec` command: serve, generate, chat, bench, download.
+
+A thin shell: flags become an EngineConfig or ServeConfig and SamplingParams, which check themselves, and the work is
+done by `LLM`, `serve` and `bench`. Nothing heavy is imported before a command needs it. A user's mistake is one message
+and exit code 2 (`python -X dev -m litspec …` shows where it was raised), Ctrl-C is 130, a closed pipe 141.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+import re
+import sys
+from argparse import SUPPRESS, ArgumentError
+from collections.abc import Sequence
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser, Namespace
+
+    from litspec.api.config import ConfigType
+    from litspec.api.llm import LLM
+    from litspec.engine.request import SamplingParams
+
+EXIT_FAILED = 1
+EXIT_MISTAKE = 2
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+# One flag for each field of SamplingParams, which holds the defaults and the checks.
+SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
+    "max_new_tokens": (int, "generate at most so many tokens (default: 256)"),
+    "temperature": (float, "0 is greedy, up to 2 (default: 1.0)"),
+    "top_k": (int, "keep the k highest scores (default: all)"),
+    "top_p": (float, "keep the highest scores whose probability reaches this, above 0 up to 1 (default: 1.0)"),
+    "seed": (int, "the same seed gives the same text, whatever the draft (default: a random one)"),
+    "stop": (str, "end the text before this string; may be given up to 16 times"),
+    "ignore_eos": (bool, "go on after an end-of-text token"),
+}
+SAMPLING_NOTE = "A default that the model's own generation_config overrides is the model's."
+TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
+
+
+class UsageError(ValueError):
+    """The command line itself is not understood."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (by default the process's own) and return its exit code."""
+    command = "litspec"
+    try:
+        arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        command = f"litspec {arguments.command}"
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for what it lacks
+        code = COMMANDS[arguments.command](arguments[arguments.command])
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes standard output once more at its end: let that go nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_BROKEN_PIPE
+    except (ValueError, OSError) as error:
+        if sys.flags.dev_mode:
+            raise
+        print(f"{command}: {str(error).strip()}", file=sys.stderr)
+        return EXIT_MISTAKE
+
+
+def _build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
+    from jsonargparse import ArgumentParser
+
+    from litspec import __version__
+    from litspec.api.config import EngineConfig, ServeConfig, add_config_flags
+
+    def new_parser(**options: Any) -> ArgumentParser:
+        return ArgumentParser(exit_on_error=False, allow_abbrev=False, **options)
+
+    top = new_parser(prog="litspec", description="Open language models, served fast and exactly.", version=__version__)
+    subcommands = top.add_subcommands(required=True, dest="command")
+    parsers: dict[str, ArgumentParser] = {}
+
+    def add_command(name: str, help: str, epilog: str | None = None) -> ArgumentParser:
+        parsers[name] = new_parser(description=f"{help[0].upper()}{help[1:]}.", epilog=epilog)
+        subcommands.add_subcommand(name, parsers[name], help=help)
+        return parsers[name]
+
+    serve = add_command("serve", "serve a model over HTTP")
+    add_config_flags(serve, ServeConfig)
+
+    generate = add_command("generate", "answer one prompt", SAMPLING_NOTE)
+    generate.add_argument("--prompt", type=str, required=True, help="the prompt; - reads it from standard input")
+    generate.add_argument("--raw", action="store_true", help="feed the prompt as it is, without the chat template")
+    generate.add_argument("--json", action="store_true", help="print one JSON object: the Completion's fields")
+    chat = add_command("chat", "talk with a model in the terminal", SAMPLING_NOTE)
+    for parser in (generate, chat):
+        _add_sampling_flags(parser)
+        add_config_flags(parser, EngineConfig)
+
+    bench = add_command("bench", "measure on this machine what speculation gains")
+    bench.add_argument("--scenario", type=str, default="decode", help="what to measure: decode (default)")
+    bench.add_argument("--repeats", type=int, default=3, help="runs of every prompt (default: 3)")
+    bench.add_argument("--max-new-tokens", type=int, default=128, help="tokens per answer, at most (default: 128)")
+    bench.add_argument("--json", type=str, default=None, help="write the figures to this file; - is standard output")
+    bench.add_argument("--plot", type=str, default=None, help="draw the ratios into this PNG (pip: litspec[bench])")
+    add_config_flags(bench, EngineConfig)
+
+    download = add_command("download", "take a model into the cache folder and print where it lies")
+    download.add_argument("name", type=str, help="a name (smollm2-135m-instruct) or a hub id (org/name)")
+    return top, parsers
+
+
+def _add_sampling_flags(parser: ArgumentParser) -> None:
+    for name, (kind, help) in SAMPLING_FLAGS.items():
+        flag = "--" + name.replace("_", "-")
+        if kind is bool:
+            parser.add_argument(flag, action="store_true", default=SUPPRESS, help=help)
+        elif kind is str:
+            parser.add_argument(flag, action="append", default=SUPPRESS, help=help)
+        else:
+            parser.add_argument(flag, type=kind, default=SUPPRESS, help=help)
+
+
+def _parse(argv: list[str]) -> Namespace:
+    top, parsers = _build_parsers()
+    if not argv:
+        raise UsageError(f"no command was given; allowed: {', '.join(parsers)}; `litspec --help` says more")
+    try:
+        return top.parse_args(argv)
+    except ArgumentError as error:
+        command = next((word for word in argv if word in parsers), None)
+        known = [flag for action in parsers[command]._actions for flag in action.option_strings] if command else []
+        hint = f"; `litspec {command} --help` lists the flags" if command else f"; allowed: {', '.join(parsers)}"
+        raise UsageError(_explain(str(error), known, hint)) from None
+
+
+def _explain(message: str, known_flags: list[str], hint: str) -> str:
+    """Say in one line what the parser did not accept: what was given, what is allowed."""
+    from litspec.api.config import ServeConfig
+
+    if match := re.search(r'Parser key "(\w+)":.*(?:Got value|Given value): (.*)', message, re.DOTALL):
+        name, value = match.groups()
+        setting = ServeConfig.__dataclass_fields__.get(name)
+        kind = re.search(r"<class '(\w+)'>", message)
+        allowed = setting.metadata["allowed"] if setting else TYPE_NAMES.get(kind[1], kind[1]) if kind else "see --help"
+        return f"--{name.replace('_', '-')} was {value!r}; allowed: {allowed}"
+    if match := re.search(r"arguments are required: (?:\w+\.)?(\w+)", message):
+        name = match[1] if match[1] == "name" else f"--{match[1]}"
+        return f"{name} is missing{hint}"
+    if match := re.search(r"unrecognized arguments: (.*)", message, re.DOTALL):
+        nearest = difflib.get_close_matches(match[1].split("=")[0].split()[0], known_flags, n=1)
+        return f"unknown argument {match[1]}{f'; did you mean {nearest[0]}?' if nearest else hint}"
+    if match := re.search(r"argument (--\S+): expected one argument", message):
+        return f"{match[1]} lacks its value; one that begins with a dash is written {match[1]}=…"
+    if match := re.search(r"invalid choice: '([^']*)'", message):
+        return f"unknown command {match[1]!r}{hint}"
+    return " ".join(message.split())
+
+
+def _sampling_params(arguments: Namespace) -> SamplingParams:
+    """Return SamplingParams of the flags that were given, so that the model's generation_config fills in the rest."""
+    from litspec.engine.request import SamplingParams
+
+    values = vars(arguments)
+    return SamplingParams(**{name: values[name] for name in SAMPLING_FLAGS if name in values})
+
+
+def _config(arguments: Namespace, cls: type[ConfigType], **defaults: Any) -> ConfigType:
+    """Return the settings of `--config`, over them `defaults`, and over both the flags that were given."""
+    from litspec.api.config import given_flags, load_config
+
+    return load_config(vars(arguments).get("config"), cls, {**defaults, **given_flags(arguments, cls)})
+
+
+def _load(arguments: Namespace) -> LLM:
+    """Load the model that the flags name, with room for one request unless they say otherwise."""
+    from litspec.api.config import EngineConfig
+
+    config = _config(arguments, EngineConfig, max_batch_size=1)
+    from litspec import LLM
+
+    return LLM.load(config.model, **config.load_options())
+
+
+def _serve(arguments: Namespace) -> int:
+    from litspec.api.config import ServeConfig
+
+    config = _config(arguments, ServeConfig)
+    from litspec.serve import serve
+
+    serve(config)
+    return 0
+
+
+def _generate(arguments: Namespace) -> int:
+    params = _sampling_params(arguments)
+    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
+    with _load(arguments) as llm:
+        if not prompt:
+            llm.prepare(prompt, params)  # refuses an empty prompt that has no token, before a template gives it some
+        asked = prompt if arguments.raw else [{"role": "user", "content": prompt}]
+        completion = None
+        for chunk in llm.stream(asked, params):
+            completion = chunk.completion or completion
+            if not arguments.json:
+                print(chunk.text, end="", flush=True)
+        assert completion is not None, "a stream ends with its Completion"
+        if arguments.json:
+            print(json.dumps(completion.to_dict()))
+        elif not completion.text.endswith("\n"):
+            print()
+    if completion.finish_reason == "error":
+        print(f"litspec generate: {completion.error}", file=sys.stderr)
+        return EXIT_FAILED
+    return 0
+
+
+def _chat(arguments: Namespace) -> int:
+    from litspec.api.terminal import chat
+
+    params = _sampling_params(arguments)
+    with _load(arguments) as llm:
+        chat(llm, params)
+    return 0
+
+
+def _bench(arguments: Namespace) -> int:
+    from litspec.api.config import EngineConfig
+    from litspec.bench.scenario import BenchOptions, run_scenario
+
+    options = BenchOptions(
+        scenario=arguments.scenario,
+        repeats=arguments.repeats,
+        max_new_tokens=arguments.max_new_tokens,
+        json_file=arguments.json,
+        plot_file=arguments.plot,
+    )
+    run_scenario(options, _config(arguments, EngineConfig, max_batch_size=1))
+    return 0
+
+
+def _download(arguments: Namespace) -> int:
+    from litspec.model.source import download
+
+    print(download(arguments.name))
+    return 0
+
+
+COMMANDS = {"serve": _serve, "generate": _generate, "chat": _chat, "bench": _bench, "download": _download}
