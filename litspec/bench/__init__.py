@@ -1,0 +1,1 @@
+"""What `litspec bench` measures and how it shows it."""
