@@ -28,18 +28,25 @@ def show(report: DecodeReport, options: BenchOptions) -> None:
 
 def decode_table(report: DecodeReport) -> Table:
     """Return one row a prompt, ratio first, and the sum of all below."""
-    table = Table(title=_title(report), caption=_caption(report), show_footer=True, box=SIMPLE_HEAD)
+    table = Table(
+        title=_title(report),
+        caption=_caption(report),
+        show_footer=True,
+        box=SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
+    )
     table.add_column("prompt", footer="all", no_wrap=True)
     table.add_column("kind")
     table.add_column("ratio", justify="right", footer=_number(report.ratio(), 2), style="bold")
-    table.add_column("draft\ntokens/s", justify="right")
-    table.add_column("plain\ntokens/s", justify="right")
+    table.add_column("draft\ntok/s", justify="right")
+    table.add_column("plain\ntok/s", justify="right")
     table.add_column("tokens", justify="right", footer=str(sum(p.completion_tokens for p in report.prompts)))
     table.add_column("accepted", justify="right")
-    table.add_column("tokens\na round", justify="right")
+    table.add_column("tokens/\nround", justify="right")
     table.add_column("same\ntokens", footer=f"{report.num_equal} of {len(report.prompts)}")
     for p in report.prompts:
-        same = "yes" if p.first_difference is None else f"up to {p.first_difference}"
+        same = "yes" if p.first_difference is None else f"to {p.first_difference}"
         accepted = "-" if p.acceptance_rate is None else f"{p.acceptance_rate:.0%}"
         speeds = (_number(p.ratio, 2), _number(p.draft_tokens_per_s, 1), _number(p.plain_tokens_per_s, 1))
         length = _number(p.acceptance_length, 2)
