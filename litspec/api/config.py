@@ -195,6 +195,11 @@ class ServeConfig(EngineConfig):
                 key="batch_timeout",
             )
 
+    @property
+    def name(self) -> str:
+        """The model's name to the outside."""
+        return self.served_model_name or self.model
+
 
 ConfigType = TypeVar("ConfigType", bound=EngineConfig)
 
