@@ -1,0 +1,211 @@
+"""Checkpoints in one GGUF file, as llama.cpp writes and quantises them.
+
+Only the header is read when a file is opened; each tensor is fetched, and dequantised to float32, when it is asked
+for. GGUF stores a Llama's q and k with the two halves of each head interleaved (llama.cpp turns neighbours, litspec
+turns halves); that is undone here, so that nothing else has to know of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from litspec.model.checkpoint import Checkpoint, CheckpointError, StoredTensor, checked_generation_config, match_tensors
+from litspec.model.config import Config
+from litspec.model.gguf_config import config_from_gguf
+from litspec.model.gguf_metadata import GgufError, GgufTensor, read_header
+
+_EMBEDDING, _ROPE_FREQS = "token_embd.weight", "rope_freqs.weight"
+_TOP_NAMES = {"embedding": _EMBEDDING, "norm": "output_norm.weight", "head": "output.weight"}
+_LAYER_NAMES = {
+    "attention_norm": "attn_norm.weight",
+    "q": "attn_q.weight",
+    "k": "attn_k.weight",
+    "v": "attn_v.weight",
+    "o": "attn_output.weight",
+    "q_bias": "attn_q.bias",
+    "k_bias": "attn_k.bias",
+    "v_bias": "attn_v.bias",
+    "o_bias": "attn_output.bias",
+    "q_norm": "attn_q_norm.weight",
+    "k_norm": "attn_k_norm.weight",
+    "mlp_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "gate_bias": "ffn_gate.bias",
+    "up_bias": "ffn_up.bias",
+    "down_bias": "ffn_down.bias",
+}
+_EOS_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_SAMPLING_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+
+
+def open_gguf(path: Path) -> Checkpoint:
+    """Open a GGUF file.
+
+    Raises:
+        CheckpointError: the file is broken, or holds a model, key, tensor or type that litspec does not support.
+    """
+    try:
+        metadata, tensors = read_header(path)
+    except GgufError as error:
+        raise CheckpointError(str(error)) from None
+    stored = {tensor.name: _stored(path, tensor) for tensor in tensors}
+    freqs = stored.pop(_ROPE_FREQS, None)
+    embedding = stored.get(_EMBEDDING)
+    try:
+        config = config_from_gguf(
+            metadata,
+            name=path.stem,
+            tensors=stored,
+            vocab_size=embedding.shape[0] if embedding is not None else None,
+            freq_factors=None if freqs is None else tuple(freqs.read().tolist()),
+        )
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+    matched = match_tensors(config, stored, _names(config), path=path, source="the file's header")
+    if metadata["general.architecture"] == "llama":
+        matched = {name: _in_halves(config, name, tensor) for name, tensor in matched.items()}
+    return Checkpoint(
+        path=path,
+        config=config,
+        generation_config=_generation_config(metadata, path),
+        eos_token_ids=frozenset(metadata[key] for key in _EOS_KEYS if isinstance(metadata.get(key), int)),
+        chat_template=metadata.get("tokenizer.chat_template"),
+        stored=matched,
+    )
+
+
+def _names(config: Config) -> dict[str, str]:
+    names = dict(_TOP_NAMES)
+    for layer in range(config.n_layer):
+        names |= {f"layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in _LAYER_NAMES.items()}
+    return names
+
+
+def _generation_config(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    values = {ours: metadata.get(theirs) for ours, theirs in _SAMPLING_KEYS.items()}
+    return checked_generation_config(values, source=f"{path} (general.sampling)")
+
+
+def _in_halves(config: Config, name: str, tensor: StoredTensor) -> StoredTensor:
+    heads = {"q": config.n_head, "k": config.n_query_groups}.get(name.split(".")[-1].removesuffix("_bias"))
+    if heads is None:
+        return tensor
+    return StoredTensor(tensor.name, tensor.file, tensor.shape, partial(_read_in_halves, tensor.read, heads))
+
+
+def _read_in_halves(read: Callable[[], Tensor], heads: int) -> Tensor:
+    """Undo llama.cpp's row order: within a head, rows 0, 2, 4, … are the first half and 1, 3, 5, … the second."""
+    tensor = read()
+    return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
+
+
+class _Type(NamedTuple):
+    """A storage type: blocks of `block_size` numbers in `block_bytes` bytes, and how (N, block_bytes) is decoded."""
+
+    name: str
+    block_size: int
+    block_bytes: int
+    decode: Callable[[np.ndarray], np.ndarray]
+
+
+def _scales(two_bytes: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(two_bytes).view(np.float16).astype(np.float32)
+
+
+def _nibbles(blocks: np.ndarray) -> np.ndarray:
+    """Return the 32 numbers 0-15 of 16 bytes: all low halves first, then all high halves."""
+    numbers = np.empty((len(blocks), 32), dtype=np.float32)
+    numbers[:, :16] = blocks & np.uint8(0x0F)
+    numbers[:, 16:] = blocks >> np.uint8(4)
+    return numbers
+
+
+def _decode_q8_0(blocks: np.ndarray) -> np.ndarray:
+    numbers = blocks[:, 2:].view(np.int8).astype(np.float32)
+    numbers *= _scales(blocks[:, :2])
+    return numbers
+
+
+def _decode_q4_0(blocks: np.ndarray) -> np.ndarray:
+    numbers = _nibbles(blocks[:, 2:])
+    numbers -= np.float32(8)
+    numbers *= _scales(blocks[:, :2])
+    return numbers
+
+
+def _decode_q4_1(blocks: np.ndarray) -> np.ndarray:
+    numbers = _nibbles(blocks[:, 4:])
+    numbers *= _scales(blocks[:, :2])
+    numbers += _scales(blocks[:, 2:4])
+    return numbers
+
+
+# numpy, since torch's thread pool costs more than these many small steps when the processors are busy
+_TYPES = {
+    0: _Type("F32", 1, 4, lambda blocks: blocks.view(np.float32)),
+    1: _Type("F16", 1, 2, lambda blocks: blocks.view(np.float16)),
+    2: _Type("Q4_0", 32, 18, _decode_q4_0),
+    3: _Type("Q4_1", 32, 20, _decode_q4_1),
+    8: _Type("Q8_0", 32, 34, _decode_q8_0),
+    30: _Type("BF16", 1, 2, lambda blocks: blocks.view(np.int16)),  # numpy has no bfloat16: see _read_tensor
+}
+
+
+def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
+    """Check one tensor's type and extent, and return it."""
+    kind = _TYPES.get(tensor.kind)
+    if kind is None:
+        raise CheckpointError(
+            f"{path}: {tensor.name} is stored as {_type_name(tensor.kind)}; allowed: "
+            f"{', '.join(known.name for known in _TYPES.values())}; take the model in one of these, such as Q8_0"
+        )
+    count = 1
+    for size in tensor.shape:
+        count *= size
+    if tensor.shape and tensor.shape[-1] % kind.block_size:
+        raise CheckpointError(
+            f"{path}: {tensor.name} has rows of {tensor.shape[-1]} numbers in {kind.name}; "
+            f"allowed: a multiple of {kind.block_size}; the file is broken: fetch it again"
+        )
+    num_bytes = count // kind.block_size * kind.block_bytes
+    if tensor.offset + num_bytes > path.stat().st_size:
+        raise CheckpointError(
+            f"{path} is cut short: {tensor.name} ends at byte {tensor.offset + num_bytes:,}, the file has "
+            f"{path.stat().st_size:,}; fetch it again"
+        )
+    read = partial(_read_tensor, path, tensor, kind, num_bytes)
+    return StoredTensor(name=tensor.name, file=path, shape=tensor.shape, read=read)
+
+
+def _read_tensor(path: Path, tensor: GgufTensor, kind: _Type, num_bytes: int) -> Tensor:
+    with path.open("rb") as file:
+        file.seek(tensor.offset)
+        raw = np.fromfile(file, dtype=np.uint8, count=num_bytes)
+    if raw.size != num_bytes:
+        raise CheckpointError(f"{path} was cut short while it was read; fetch it again")
+    decoded = torch.from_numpy(kind.decode(raw.reshape(-1, kind.block_bytes))).reshape(tensor.shape)
+    return decoded.view(torch.bfloat16) if kind.name == "BF16" else decoded
+
+
+def _type_name(kind: int) -> str:
+    from gguf import GGMLQuantizationType  # half a second to import, and only needed to say what is not supported
+
+    try:
+        return GGMLQuantizationType(kind).name
+    except ValueError:
+        return f"the unknown type {kind}"
