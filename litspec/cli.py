@@ -2,7 +2,8 @@
 
 A thin shell: flags become an EngineConfig or ServeConfig and SamplingParams, which check themselves, and the work is
 done by `LLM`, `serve` and `bench`. Nothing heavy is imported before a command needs it. A user's mistake is one message
-and exit code 2 (`python -X dev -m litspec …` shows where it was raised), Ctrl-C is 130, a closed pipe 141.
+and exit code 2 (`python -X dev -m litspec …` shows where it was raised), Ctrl-C is 130, a closed pipe 141; a server
+that is asked to stop ends with 0.
 """
 
 from __future__ import annotations
@@ -49,10 +50,8 @@ class UsageError(ValueError):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own) and return its exit code."""
-    command = "litspec"
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
-        command = f"litspec {arguments.command}"
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for what it lacks
         code = COMMANDS[arguments.command](arguments[arguments.command])
@@ -67,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
             raise
-        print(f"{command}: {str(error).strip()}", file=sys.stderr)
+        print(f"litspec: error: {str(error).strip()}", file=sys.stderr)
         return EXIT_MISTAKE
 
 
@@ -190,10 +189,9 @@ def _serve(arguments: Namespace) -> int:
     from litspec.api.config import ServeConfig
 
     config = _config(arguments, ServeConfig)
-    from litspec.serve import serve
+    from litspec.serve import run
 
-    serve(config)
-    return 0
+    return run(config)
 
 
 def _generate(arguments: Namespace) -> int:
@@ -214,7 +212,7 @@ def _generate(arguments: Namespace) -> int:
         elif not completion.text.endswith("\n"):
             print()
     if completion.finish_reason == "error":
-        print(f"litspec generate: {completion.error}", file=sys.stderr)
+        print(f"litspec: error: {completion.error}", file=sys.stderr)
         return EXIT_FAILED
     return 0
 

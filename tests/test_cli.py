@@ -174,7 +174,7 @@ def test_a_mistake_is_one_message_and_exit_code_2(fake_llm, capsys, argv, expect
     out, err = capsys.readouterr()
     assert out == ""
     assert expected in err
-    assert err.startswith("litspec")
+    assert err.startswith("litspec: error: ")
     assert err.count("\n") == 1, "one message"
 
 
@@ -218,7 +218,7 @@ def test_a_message_that_cannot_be_answered_ends_a_piped_chat(fake_llm, monkeypat
     monkeypatch.setattr(sys, "stdin", io.StringIO("Hi\n"))
     monkeypatch.setattr(fake_llm, "stream", refuse)
     assert main(["chat"]) == 2
-    assert capsys.readouterr().err == "litspec chat: the prompt has 9 tokens; allowed: 8\n"
+    assert capsys.readouterr().err == "litspec: error: the prompt has 9 tokens; allowed: 8\n"
 
 
 def test_download_prints_the_folder(monkeypatch, capsys, tmp_path):

@@ -45,7 +45,7 @@ def chat(llm: LLM, params: SamplingParams) -> None:
             if not is_interactive:
                 raise
             messages.pop()
-            print(f"{error} (/clear starts anew)", file=sys.stderr)
+            print(f"litspec: error: {error} (/clear starts anew)", file=sys.stderr)
 
 
 def _lines(prompt: str) -> Iterator[str]:
@@ -72,7 +72,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) ->
             text += chunk.text
             print(chunk.text, end="", flush=True)
             if chunk.completion is not None and chunk.completion.finish_reason == "error":
-                print(f"\n{chunk.completion.error}", file=sys.stderr)
+                print(f"\nlitspec: error: {chunk.completion.error}", file=sys.stderr)
             if interrupts:
                 break
     print()
