@@ -8,6 +8,7 @@ no Python number that varies ever enters a trace (the key length is found inside
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -17,10 +18,13 @@ from torch import Tensor
 
 from litspec.kvcache import KVCache
 from litspec.model.config import Config
-from litspec.model.gpt import GPT, Weights, block_forward
+from litspec.model.gpt import GPT, block_forward
 
 CompileMode = Literal["thunder", "none"]
 Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
+_ARGUMENT_NAMES = tuple(inspect.signature(block_forward).parameters)[1:]
+_SLOTS = _ARGUMENT_NAMES.index("slots_B")
+_NUM_ACTIVATIONS = _ARGUMENT_NAMES.index("attention_norm")
 
 
 def _layout(t: Tensor) -> Layout:
@@ -44,9 +48,8 @@ class CompiledGPT:
         self.gpt = gpt
         self.mode = mode
         self.compile_s = 0.0
-        self._names = tuple(gpt.layer_weights[0])
-        self._weight_layouts = [tuple(_layout(w) for w in weights.values()) for weights in gpt.layer_weights]
-        self._is_uniform = len(set(self._weight_layouts)) == 1
+        layouts = {tuple(None if w is None else _layout(w) for w in weights) for weights in gpt.layer_weights}
+        self._guards_weights = len(layouts) > 1
         self._computations: dict[Any, Callable[..., tuple[Tensor]]] = {}
         self._traces: list[Any] = []
 
@@ -91,31 +94,18 @@ class CompiledGPT:
         """Feed tokens and return the logits after each; arguments as `GPT.forward`, without `block`."""
         return self.logits(self.hidden(idx, input_pos, **where))
 
-    def _block(
-        self,
-        config: Config,
-        weights: Weights,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        input_pos: Tensor,
-        slots: Tensor | None,
-        k_cache: Tensor | None,
-        v_cache: Tensor | None,
-    ) -> Tensor:
-        if self.mode == "none" or slots is None or k_cache is None or v_cache is None:
-            return block_forward(config, weights, x, cos, sin, input_pos, slots, k_cache, v_cache)
-        tensors = (x, cos, sin, input_pos, slots, k_cache, v_cache)
-        key = tuple(map(_layout, tensors))
-        if not self._is_uniform:
-            key = (*key, *map(_layout, weights.values()))
+    def _block(self, config: Config, *arguments: Tensor | None) -> Tensor:
+        if self.mode == "none" or arguments[_SLOTS] is None:
+            return block_forward(config, *arguments)
+        tensors = [argument for argument in arguments if argument is not None]
+        key = tuple(map(_layout, tensors if self._guards_weights else tensors[:_NUM_ACTIVATIONS]))
         computation = self._computations.get(key)
         if computation is None:
-            computation = self._trace(key, (*tensors, *weights.values()))
-        return computation(*tensors, *weights.values())[0]
+            computation = self._computations[key] = self._trace(arguments)
+        return computation(*tensors)[0]
 
-    def _trace(self, key: Any, arguments: tuple[Tensor, ...]) -> Callable[..., tuple[Tensor]]:
-        """Trace the block for these arguments' layout.
+    def _trace(self, arguments: tuple[Tensor | None, ...]) -> Callable[..., tuple[Tensor]]:
+        """Trace the block for the layout of these arguments.
 
         Thunder runs the function once to make its trace. It then writes the same values to the same positions as the
         call that follows, so the cache is left as that call leaves it.
@@ -123,30 +113,18 @@ class CompiledGPT:
         from litspec.ops import executor
 
         started = time.perf_counter()
-        names, config = self._names, self.config
+        config = self.config
 
-        def block(
-            x: Tensor,
-            cos: Tensor,
-            sin: Tensor,
-            input_pos: Tensor,
-            slots: Tensor,
-            k_cache: Tensor,
-            v_cache: Tensor,
-            *weights: Tensor,
-        ) -> Tensor:
-            named = dict(zip(names, weights, strict=True))
-            return block_forward(config, named, x, cos, sin, input_pos, slots, k_cache, v_cache)
+        def block(*arguments: Tensor | None) -> Tensor:
+            return block_forward(config, *arguments)
 
         jitted = executor.jit(block)
         jitted(*arguments)
         trace = executor.last_trace(jitted)
-        self._check_arguments(trace, len(arguments))
+        # The bare computation takes its tensors by position: one left out, or another order, would shift the rest.
+        found = [argument.name for argument in trace.args]
+        wanted = [name for name, argument in zip(_ARGUMENT_NAMES, arguments, strict=True) if argument is not None]
+        assert found == wanted, f"the trace takes {found} instead of {wanted}"
         self._traces.append(trace)
-        self._computations[key] = computation = trace.python_callable()
         self.compile_s += time.perf_counter() - started
-        return computation
-
-    def _check_arguments(self, trace: Any, num_arguments: int) -> None:
-        """Assert that the bare computation takes what the block takes: a tensor left out would shift the rest."""
-        assert len(trace.args) == num_arguments, f"the trace takes {len(trace.args)} tensors of {num_arguments}"
+        return trace.python_callable()

@@ -7,26 +7,24 @@ that one compiled trace serves every layer (model/compile.py). Everything else h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import inspect
+from collections.abc import Callable, Iterable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from litspec.kvcache import KVCache
 from litspec.model.config import Config
 from litspec.model.rope import rope_table
-from litspec.ops.attention import attention, cached_attention
+from litspec.ops.attention import cached_attention, uncached_attention
 from litspec.ops.index2d import index_select_2d
-from litspec.ops.layers import apply_rope, rms_norm
+from litspec.ops.layers import apply_rope, linear, rms_norm, silu_mul
 
-Weights = Mapping[str, Tensor]
 BlockFunction = Callable[..., Tensor]
 
 
 def block_forward(
     config: Config,
-    weights: Weights,
     x_BTC: Tensor,
     cos_BTD: Tensor,
     sin_BTD: Tensor,
@@ -34,12 +32,31 @@ def block_forward(
     slots_B: Tensor | None,
     k_cache_SKMD: Tensor | None,
     v_cache_SKMD: Tensor | None,
+    attention_norm: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    o: Tensor,
+    mlp_norm: Tensor,
+    gate: Tensor,
+    up: Tensor,
+    down: Tensor,
+    q_bias: Tensor | None = None,
+    k_bias: Tensor | None = None,
+    v_bias: Tensor | None = None,
+    o_bias: Tensor | None = None,
+    gate_bias: Tensor | None = None,
+    up_bias: Tensor | None = None,
+    down_bias: Tensor | None = None,
+    q_norm: Tensor | None = None,
+    k_norm: Tensor | None = None,
 ) -> Tensor:
-    """Run one layer.
+    """Run one layer and return the residual stream after it, (B, T, C).
+
+    Everything is positional, because that is what Thunder traces fastest and calls without unpacking.
 
     Args:
         config: the model's shape.
-        weights: the layer's tensors by the names of `Config.layer_shapes`.
         x_BTC: the residual stream.
         cos_BTD: RoPE table at the fed positions.
         sin_BTD: likewise.
@@ -47,33 +64,28 @@ def block_forward(
         slots_B: the cache row of each batch row; None, with the caches, attends over the fed tokens alone.
         k_cache_SKMD: the layer's keys, written in place.
         v_cache_SKMD: the layer's values, written in place.
-
-    Returns:
-        The residual stream after the layer, (B, T, C).
+        attention_norm: this and all that follow are the layer's tensors (`Config.layer_shapes`), None where it has none.
     """
     B, T, _ = x_BTC.shape
     D, eps = config.head_size, config.norm_eps
-    h = rms_norm(x_BTC, weights["attention_norm"], eps)
-    q = F.linear(h, weights["q"], weights.get("q_bias")).view(B, T, config.n_head, D)
-    k = F.linear(h, weights["k"], weights.get("k_bias")).view(B, T, config.n_query_groups, D)
-    v = F.linear(h, weights["v"], weights.get("v_bias")).view(B, T, config.n_query_groups, D)
-    if config.has_qk_norm:
-        q, k = rms_norm(q, weights["q_norm"], eps), rms_norm(k, weights["k_norm"], eps)
-    q = apply_rope(q.transpose(1, 2), cos_BTD, sin_BTD)
-    k = apply_rope(k.transpose(1, 2), cos_BTD, sin_BTD)
-    v = v.transpose(1, 2)
-    scale = D**-0.5
+    h = rms_norm(x_BTC, attention_norm, eps)
+    queries = linear(h, q, q_bias).view(B, T, config.n_head, D)
+    keys = linear(h, k, k_bias).view(B, T, config.n_query_groups, D)
+    values = linear(h, v, v_bias).view(B, T, config.n_query_groups, D)
+    if q_norm is not None and k_norm is not None:
+        queries, keys = rms_norm(queries, q_norm, eps), rms_norm(keys, k_norm, eps)
+    queries, keys = apply_rope(queries, cos_BTD, sin_BTD), apply_rope(keys, cos_BTD, sin_BTD)
     if k_cache_SKMD is None or v_cache_SKMD is None or slots_B is None:
-        mask_BTT = input_pos_BT[:, None, :] <= input_pos_BT[:, :, None]
-        y = attention(q, k, v, mask_BTT, scale=scale)
+        y_BTHD = uncached_attention(queries, keys, values, input_pos_BT, D**-0.5)
     else:
-        y = cached_attention(q, k, v, k_cache_SKMD, v_cache_SKMD, slots_B, input_pos_BT, scale)
-    y_BTC = y.transpose(1, 2).reshape(B, T, config.n_head * D)
-    x_BTC = x_BTC + F.linear(y_BTC, weights["o"], weights.get("o_bias"))
-    h = rms_norm(x_BTC, weights["mlp_norm"], eps)
-    gate = F.silu(F.linear(h, weights["gate"], weights.get("gate_bias")))
-    up = F.linear(h, weights["up"], weights.get("up_bias"))
-    return x_BTC + F.linear(gate * up, weights["down"], weights.get("down_bias"))
+        y_BTHD = cached_attention(queries, keys, values, k_cache_SKMD, v_cache_SKMD, slots_B, input_pos_BT, D**-0.5)
+    x_BTC = x_BTC + linear(y_BTHD.flatten(2), o, o_bias)
+    h = rms_norm(x_BTC, mlp_norm, eps)
+    gated = silu_mul(linear(h, gate, gate_bias), linear(h, up, up_bias))
+    return x_BTC + linear(gated, down, down_bias)
+
+
+WEIGHT_NAMES = tuple(inspect.signature(block_forward).parameters)[8:]
 
 
 class Layer(nn.Module):
@@ -85,9 +97,9 @@ class Layer(nn.Module):
             self.register_parameter(name, nn.Parameter(torch.empty(shape), requires_grad=False))
 
     @property
-    def weights(self) -> dict[str, Tensor]:
-        """The tensors by name."""
-        return dict(self.named_parameters())
+    def weights(self) -> tuple[Tensor | None, ...]:
+        """The tensors in the order of `block_forward`, None where the layer has none."""
+        return tuple(getattr(self, name, None) for name in WEIGHT_NAMES)
 
 
 class GPT(nn.Module):
@@ -117,7 +129,7 @@ class GPT(nn.Module):
         self.register_buffer("sin_MD", sin_MD.to(device, wide), persistent=False)
         self.cos_MD: Tensor
         self.sin_MD: Tensor
-        self._layer_weights: list[dict[str, Tensor]] | None = None
+        self._layer_weights: list[tuple[Tensor | None, ...]] | None = None
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Fill the tensors from (name, tensor) pairs by the names of `Config.parameter_shapes`; each is cast.
@@ -150,8 +162,8 @@ class GPT(nn.Module):
         )
 
     @property
-    def layer_weights(self) -> list[dict[str, Tensor]]:
-        """Each layer's tensors by name."""
+    def layer_weights(self) -> list[tuple[Tensor | None, ...]]:
+        """Each layer's tensors in the order of `block_forward`."""
         if self._layer_weights is None:
             self._layer_weights = [layer.weights for layer in self.layers if isinstance(layer, Layer)]
         return self._layer_weights
@@ -181,7 +193,7 @@ class GPT(nn.Module):
         sin_BTD = index_select_2d(self.sin_MD, 0, input_pos)
         for layer, weights in enumerate(self.layer_weights[:num_layers]):
             k_cache, v_cache = (cache.k[layer], cache.v[layer]) if cache is not None else (None, None)
-            x_BTC = block(self.config, weights, x_BTC, cos_BTD, sin_BTD, input_pos, slots, k_cache, v_cache)
+            x_BTC = block(self.config, x_BTC, cos_BTD, sin_BTD, input_pos, slots, k_cache, v_cache, *weights)
         if cache is not None and slots is not None:
             cache.note_fed(slots, input_pos)
         return x_BTC
@@ -189,7 +201,7 @@ class GPT(nn.Module):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits of hidden states (…, C): (…, V), float32 (float64 in a float64 model)."""
         head = self.embedding if self.config.tie_embeddings else self.head
-        logits = F.linear(rms_norm(hidden, self.norm, self.config.norm_eps), head)
+        logits = linear(rms_norm(hidden, self.norm, self.config.norm_eps), head)
         return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
     def forward(

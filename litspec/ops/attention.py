@@ -45,10 +45,17 @@ def attention(q_BHTD: Tensor, k_BKND: Tensor, v_BKND: Tensor, mask_BTN: Tensor, 
     return y.reshape(B, H, T, D)
 
 
+def uncached_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, input_pos_BT: Tensor, scale: float) -> Tensor:
+    """Attend over the fed tokens alone, each seeing those at positions up to its own; (B, T, H, D)."""
+    mask_BTT = input_pos_BT[:, None, :] <= input_pos_BT[:, :, None]
+    q, k, v = (t.transpose(1, 2) for t in (q_BTHD, k_BTKD, v_BTKD))
+    return attention(q, k, v, mask_BTT, scale=scale).transpose(1, 2).contiguous()
+
+
 def cached_attention(
-    q_BHTD: Tensor,
-    k_BKTD: Tensor,
-    v_BKTD: Tensor,
+    q_BTHD: Tensor,
+    k_BTKD: Tensor,
+    v_BTKD: Tensor,
     k_cache_SKMD: Tensor,
     v_cache_SKMD: Tensor,
     slots_B: Tensor,
@@ -61,9 +68,9 @@ def cached_attention(
     depends on it: a step's cost follows the length in use and not `max_seq_length`.
 
     Args:
-        q_BHTD: queries, rotated.
-        k_BKTD: new keys, rotated; repeated positions in a row must carry equal values.
-        v_BKTD: new values.
+        q_BTHD: queries, rotated.
+        k_BTKD: new keys, rotated; repeated positions in a row must carry equal values.
+        v_BTKD: new values.
         k_cache_SKMD: the layer's keys, written in place.
         v_cache_SKMD: the layer's values, written in place.
         slots_B: int64 (B,), the cache row of each batch row.
@@ -71,14 +78,15 @@ def cached_attention(
         scale: factor on the scores.
 
     Returns:
-        (B, H, T, D). The caches are changed and not returned: what reads them later is another call of this function.
+        (B, T, H, D). The caches are changed and not returned: what reads them later is another call of this function.
     """
-    index_copy_2d_(k_cache_SKMD, 2, input_pos_BT, k_BKTD, rows_B=slots_B)
-    index_copy_2d_(v_cache_SKMD, 2, input_pos_BT, v_BKTD, rows_B=slots_B)
-    num_keys = k_cache_SKMD.shape[2] if q_BHTD.is_cuda else int(input_pos_BT.max()) + 1
+    index_copy_2d_(k_cache_SKMD, 2, input_pos_BT, k_BTKD.transpose(1, 2), rows_B=slots_B)
+    index_copy_2d_(v_cache_SKMD, 2, input_pos_BT, v_BTKD.transpose(1, 2), rows_B=slots_B)
+    num_keys = k_cache_SKMD.shape[2] if q_BTHD.is_cuda else int(input_pos_BT.max()) + 1
     keys = _slot_rows(k_cache_SKMD[:, :, :num_keys], slots_B)
     values = _slot_rows(v_cache_SKMD[:, :, :num_keys], slots_B)
-    return attention(q_BHTD, keys, values, positions_mask(input_pos_BT, num_keys), scale=scale)
+    mask = positions_mask(input_pos_BT, num_keys)
+    return attention(q_BTHD.transpose(1, 2), keys, values, mask, scale=scale).transpose(1, 2).contiguous()
 
 
 def _slot_rows(cache_SKND: Tensor, slots_B: Tensor) -> Tensor:

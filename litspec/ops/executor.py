@@ -1,17 +1,20 @@
 """The bridge to Thunder: litspec's opaque operations as an executor, and the import shim.
 
-An operation that writes into its input (the cache) cannot be traced through, so Thunder is told to keep
-`cached_attention` and `gumbel_noise` whole: a meta function gives the shape, the plain definition does the work. This is
-the only module, with model/compile.py, that knows Thunder; importing it costs about a second.
+An operation that writes into its input (the cache) cannot be traced through, and each Python call that Thunder interprets
+costs milliseconds, so the operations of a block are kept whole: a meta function gives the shape, the plain definition
+does the work, and a kernel may take its place. This is the only module, with model/compile.py, that knows Thunder;
+importing it costs about a second.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from litspec.ops.attention import cached_attention
+from litspec.ops.layers import apply_rope, linear, rms_norm, silu_mul
 from litspec.ops.noise import gumbel_noise
 
 _DROPPED_METHODS = ("align_as", "align_to", "has_names", "refine_names", "rename")
@@ -44,10 +47,12 @@ litspec_executor = OperatorExecutor("litspec", version=1)
 register_executor(litspec_executor)
 
 
-def _cached_attention_meta(
-    q: TensorProxy, k: TensorProxy, v: TensorProxy, k_cache: TensorProxy, v_cache: TensorProxy, *_: Any
-) -> TensorProxy:
-    return TensorProxy(like=q)
+def _like_first(first: TensorProxy, *_: Any) -> TensorProxy:
+    return TensorProxy(like=first)
+
+
+def _linear_meta(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> TensorProxy:
+    return TensorProxy(like=x, shape=(*x.shape[:-1], weight.shape[0]))
 
 
 def _gumbel_noise_meta(seeds_B: TensorProxy, positions_BT: TensorProxy, ids: TensorProxy) -> TensorProxy:
@@ -55,10 +60,16 @@ def _gumbel_noise_meta(seeds_B: TensorProxy, positions_BT: TensorProxy, ids: Ten
     return TensorProxy(shape=shape, dtype=dtypes.float64, device=ids.device, requires_grad=False)
 
 
-litspec_executor.register_operator(
-    "cached_attention", meta=_cached_attention_meta, fn=cached_attention, replaces=cached_attention
-)
-litspec_executor.register_operator("gumbel_noise", meta=_gumbel_noise_meta, fn=gumbel_noise, replaces=gumbel_noise)
+_METAS: dict[Callable[..., Any], Callable[..., Any]] = {
+    linear: _linear_meta,
+    rms_norm: _like_first,
+    apply_rope: _like_first,
+    silu_mul: _like_first,
+    cached_attention: _like_first,
+    gumbel_noise: _gumbel_noise_meta,
+}
+for _operation, _meta in _METAS.items():
+    litspec_executor.register_operator(_operation.__name__, meta=_meta, fn=_operation, replaces=_operation)
 
 
 def jit(function: Any) -> Any:

@@ -1,24 +1,36 @@
-"""The small functions of a Llama block: RMSNorm and the rotation of RoPE.
+"""The small functions of a Llama block: linear, RMSNorm, the rotation of RoPE, SiLU·mul.
 
-Both compute in float32 at least and return the dtype of their input, as the reference implementations do.
+They compute norms and rotations in float32 at least and return the dtype of their input, as the reference
+implementations do. Each is one operation to the compiler (ops/executor.py), so that a fused kernel can take its place.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x · weightᵀ + bias; x (…, in), weight (out, in), bias (out,)."""
+    return F.linear(x, weight, bias)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467)."""
-    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight
 
 
-def apply_rope(x_BHTD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
+def apply_rope(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
     """Rotate the pairs (i, i + D/2) of each head by its position's angles (Su et al., arXiv 2104.09864)."""
-    half = x_BHTD.shape[-1] // 2
-    rotated = torch.cat((-x_BHTD[..., half:], x_BHTD[..., :half]), dim=-1)
-    cos, sin = cos_BTD[:, None], sin_BTD[:, None]
-    return (x_BHTD * cos + rotated * sin).to(x_BHTD.dtype)
+    half = x_BTHD.shape[-1] // 2
+    rotated = torch.cat((-x_BTHD[..., half:], x_BTHD[..., :half]), dim=-1)
+    cos, sin = cos_BTD[:, :, None], sin_BTD[:, :, None]
+    return (x_BTHD * cos + rotated * sin).to(x_BTHD.dtype)
+
+
+def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
+    """Return silu(gate) · up, the gated half of SwiGLU (Shazeer, arXiv 2002.05202)."""
+    return F.silu(gate) * up
