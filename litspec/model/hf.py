@@ -20,6 +20,7 @@ from litspec.model.config import Config
 from litspec.model.hf_config import config_from_hf
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_LFS = b"version https://git-lfs"
 _DTYPES = ("F64", "F32", "F16", "BF16")
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a buffer that old checkpoints carry; the config decides
 
@@ -176,10 +177,11 @@ def _read_tensor(file: Path, name: str) -> Tensor:
 
 
 def _broken(file: Path, error: Exception) -> CheckpointError:
+    if isinstance(error, OSError):
+        return CheckpointError(f"{file} cannot be read ({error}); fetch this file again")
     with file.open("rb") as handle:
-        is_pointer = handle.read(20) == b"version https://git-l"[:20]
-    if is_pointer:
-        return CheckpointError(f"{file} is only a git-lfs pointer, not the weights; run `git lfs pull` in its folder")
+        if handle.read(len(_LFS)) == _LFS:
+            return CheckpointError(f"{file} is only a git-lfs pointer, no weights; run `git lfs pull` in its folder")
     return CheckpointError(f"{file} is not a whole safetensors file ({error}); fetch this file again")
 
 
