@@ -14,7 +14,9 @@ if __name__ == "__main__" and not __package__:
     sys.path[0] = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 import contextlib
+import logging
 import multiprocessing.connection
+import signal
 import socket
 import threading
 import time
@@ -49,11 +51,16 @@ class SpecLitServer(LitServer):
     failure: ServerError | None = None
     _is_stopping = False
 
+    def _init_manager(self, num_api_servers: int) -> Any:
+        manager = super()._init_manager(num_api_servers)
+        self._manager_pid = manager._process.pid
+        return manager
+
     def launch_inference_worker(self, lit_api: Any) -> list[Any]:
         """Start the workers, deaf to Ctrl-C: the main process ends them."""
         with shielded_from_interrupts():
             workers = super().launch_inference_worker(lit_api)
-        lit_api.spec.watch([worker.pid for worker in workers])
+        lit_api.doors.watch([worker.pid for worker in workers])
         return workers
 
     def verify_worker_status(self) -> None:
@@ -68,8 +75,10 @@ class SpecLitServer(LitServer):
     async def lifespan(self, app: Any) -> AsyncIterator[None]:
         """Let the doors watch the other processes, in each API process."""
         async with super().lifespan(app):
-            self.lit_api.spec.start()
+            self.lit_api.doors.start()
             yield
+        if self.lit_api.doors.is_orphaned:  # the workers notice by themselves, the manager does not
+            os.kill(self._manager_pid, signal.SIGTERM)
 
     def _start_server(self, port: int, *args: Any, **kwargs: Any) -> Any:
         workers = super()._start_server(port, *args, **kwargs)
@@ -78,7 +87,7 @@ class SpecLitServer(LitServer):
         print(f"litspec: serving {config.name} on http://{host}:{port} (Ctrl-C ends it)", flush=True)
         return workers
 
-    def _start_worker_monitoring(self, manager: Any, uvicorn_workers: dict[int, Any]) -> None:
+    def _start_worker_monitoring(self, manager: Any, uvicorn_workers: dict[Any, Any]) -> None:
         processes = [*self.inference_workers, *uvicorn_workers.values()]
 
         def watch() -> None:
@@ -87,6 +96,7 @@ class SpecLitServer(LitServer):
                 return
             ended = next((process for process in processes if process.exitcode is not None), None)
             self.failure = _process_ended(ended.exitcode if ended else None, "while it served")
+            assert self._shutdown_event is not None
             with contextlib.suppress(EOFError, OSError):  # the event lives in the manager, which may be gone too
                 self._shutdown_event.set()
 
@@ -94,7 +104,7 @@ class SpecLitServer(LitServer):
 
     def _perform_graceful_shutdown(self, *args: Any, **kwargs: Any) -> None:
         self._is_stopping = True
-        self.lit_api.spec.stop()
+        self.lit_api.doors.stop()
         super()._perform_graceful_shutdown(*args, **kwargs)
 
 
@@ -122,8 +132,10 @@ def run(config: ServeConfig, lit_api: SpecLitAPI | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; return the exit code: 0, 2 for a user's mistake, 1 for any other failure."""
     server = None
     raise_on_stop_signals()
+    logging.getLogger("uvicorn.error").addFilter(_is_not_premature)
     try:
-        _check_models(config)
+        if lit_api is None:
+            _check_models(config)
         _check_port(config)
         server = build_server(config, lit_api)
         server.run(
@@ -158,6 +170,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(config)
 
 
+def _is_not_premature(record: logging.LogRecord) -> bool:
+    """Drop uvicorn's word that it runs: it comes when the socket is bound, long before the model is loaded."""
+    return not record.getMessage().startswith("Uvicorn running on")
+
+
 def _say_error(message: str, exit_code: int) -> int:
     if message:
         print(f"litspec: error: {message}", file=sys.stderr, flush=True)
@@ -174,11 +191,10 @@ def _process_ended(exit_code: int | None, when: str) -> ServerError:
 
 def _check_models(config: ServeConfig) -> None:
     """Find (or download) the models here, where the user sees the progress; ValueError if there is none."""
-    from litspec.model.source import resolve_model
+    for name in (config.model, config.draft or "none"):
+        if name not in ("debug", "none", "ngram") and not name.startswith("early-exit:"):
+            from litspec.model.source import resolve_model
 
-    for name in (config.model, config.draft):
-        is_proposer = name in (None, "none", "ngram") or (name or "").startswith("early-exit:")
-        if name is not None and not is_proposer and name != "debug":
             resolve_model(name)
 
 
@@ -193,7 +209,7 @@ def _check_port(config: ServeConfig) -> None:
             raise ServerError(message, exit_code=EXIT_MISTAKE) from None
 
 
-def _pick_devices(device: str) -> tuple[str, Any]:
+def _pick_devices(device: str) -> tuple[Any, Any]:
     """Return LitServe's accelerator and devices; "auto" and "cuda" mean every GPU that there is."""
     kind, _, index = device.partition(":")
     if index:

@@ -15,7 +15,7 @@ from litserve import LitAPI
 
 from litspec.api.config import ServeConfig
 from litspec.api.loop import EngineLoop
-from litspec.api.processes import exit_with_parent
+from litspec.api.processes import follow_parent
 from litspec.api.spec import DoorSpec
 
 if TYPE_CHECKING:
@@ -43,9 +43,15 @@ class SpecLitAPI(LitAPI):
             spec=DoorSpec(timeout=config.timeout),
         )
 
+    @property
+    def doors(self) -> DoorSpec:
+        """The spec that owns the HTTP doors."""
+        assert isinstance(self.spec, DoorSpec)
+        return self.spec
+
     def setup(self, device: Any) -> None:
         """Load the model, in the worker; if that fails, say so once and end the worker with a telling exit code."""
-        exit_with_parent()
+        follow_parent()
         try:
             self.llm = self.load_llm(device[0] if isinstance(device, list) else device)
         except (ValueError, OSError) as error:
@@ -65,9 +71,7 @@ class SpecLitAPI(LitAPI):
 
     def health(self) -> bool:
         """Return whether all workers live; asked in an API process, for /health."""
-        spec = self.spec
-        assert isinstance(spec, DoorSpec)
-        return spec.is_healthy
+        return self.doors.is_healthy
 
 
 def describe(facts: dict[str, Any]) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from multiprocessing.connection import Connection
 from queue import Empty
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -53,7 +52,8 @@ class EngineLoop(LitLoop):
         """Serve until the server goes away; called once a worker."""
 
         def send(consumer: int, events: list[tuple[str, Event]]) -> None:
-            self.put_response(transport, consumer, MAILBOX, events, LitAPIStatus.OK, LoopResponseType.STREAMING)
+            status: Any = LitAPIStatus.OK  # a string, whatever LitServe's annotation says
+            self.put_response(transport, consumer, MAILBOX, events, status, LoopResponseType.STREAMING)
 
         turns = Turns(
             lit_api.llm,
@@ -94,7 +94,7 @@ class Turns:
         max_batch_size: int = 8,
         batch_timeout: float = 0.0,
         timeout: float | None = None,
-        cancels: Connection | None = None,
+        cancels: Any = None,
     ) -> None:
         self._llm = llm
         self._engine = llm.engine

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import resource_tracker
 from types import FrameType
 
 
@@ -55,6 +56,7 @@ def raise_on_stop_signals() -> None:
 @contextlib.contextmanager
 def shielded_from_interrupts() -> Iterator[None]:
     """Start processes that never see SIGINT, not even while they import: they inherit the blocked signal."""
+    resource_tracker.ensure_running()  # it would unblock the signal if it were started in between
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -62,8 +64,9 @@ def shielded_from_interrupts() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def exit_with_parent() -> None:
-    """End this (spawned) process as soon as the one that started it has ended."""
+def follow_parent() -> None:
+    """Leave Ctrl-C to the parent of this (spawned) process, and end with it, however it ends."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
 
@@ -71,7 +74,7 @@ def exit_with_parent() -> None:
         parent.join()
         os._exit(1)
 
-    threading.Thread(target=wait, name="exit-with-parent", daemon=True).start()
+    threading.Thread(target=wait, name="follow-parent", daemon=True).start()
 
 
 def end_children(*, grace_s: float = 5.0) -> None:

@@ -16,7 +16,6 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 from fastapi import Request, Response
@@ -70,8 +69,8 @@ class DoorSpec(LitSpec):
         super().__init__()
         self.api_path = "/predict"
         self._timeout = timeout
-        self._cancel_readers: list[Connection] = []
-        self._cancel_writers: list[Connection] = []
+        self._cancel_readers: list[Any] = []
+        self._cancel_writers: list[Any] = []
         self._worker_pids: list[int] = []
         self._dead_workers: set[int] = set()
         self._mailbox = Mailbox()
@@ -79,7 +78,7 @@ class DoorSpec(LitSpec):
         self._is_draining = False
 
     @property
-    def stream(self) -> bool:
+    def stream(self) -> bool:  # pyright: ignore[reportIncompatibleMethodOverride] (LitServe says Literal[False])
         """True: LitServe then hands every message on as it comes."""
         return True
 
@@ -121,7 +120,7 @@ class DoorSpec(LitSpec):
 
     # In a worker -----------------------------------------------------------------------------------------------------
 
-    def cancel_reader(self, worker_id: int) -> Connection:
+    def cancel_reader(self, worker_id: int) -> Any:
         """Return the pipe of uids whose clients have left."""
         return self._cancel_readers[worker_id]
 
@@ -142,6 +141,11 @@ class DoorSpec(LitSpec):
     def is_healthy(self) -> bool:
         """Whether every worker lives and the server is to stay."""
         return not self._is_draining and not self._dead_workers
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the main process has ended without ending this one."""
+        return self._lifeline is not None and self._lifeline.owner_is_gone()
 
     async def predict(self, request: Request) -> Response:
         """Answer `POST /predict`."""
@@ -241,7 +245,7 @@ class DoorSpec(LitSpec):
         loop.remove_reader(self._lifeline.read_end)
         self._is_draining = True
         loop.call_later(DRAIN_S, self._end_all)
-        if self._lifeline.owner_is_gone():
+        if self.is_orphaned:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _end_all(self) -> None:

@@ -68,7 +68,7 @@ class FakeEngine:
             token_id = answer_token(request.prompt_ids, request.params.seed or 0, request.num_emitted)
             request.tokens.append(token_id)
             request.text += chr(token_id)
-            request.stats.rows.append(len(rows))
+            request.stats.rows.append(len(rows))  # pyright: ignore[reportAttributeAccessIssue]
             if request.num_remaining == 0:
                 emissions.append(self._end(request, [token_id], "length"))
             else:
@@ -123,6 +123,7 @@ class FakeLitAPI(SpecLitAPI):
             raise KeyError("a bug, as the test wants")
         if name == "killed":
             os.kill(os.getpid(), 9)
+        print("loading", flush=True)
         if name == "slow":
             time.sleep(3.0)
         return FakeLLM(num_slots=self.config.max_batch_size, step_s=0.02)

@@ -22,6 +22,7 @@ class Worker:
         self.llm = FakeLLM(num_slots=num_slots, step_s=0.0)
         self.orders: queue.Queue[Any] = queue.Queue()
         self.messages: list[tuple[int, list[Any]]] = []
+        self.cancels: Any
         reader, self.cancels = multiprocessing.Pipe(duplex=False) if with_cancels else (None, None)
         self.turns = Turns(
             self.llm,  # pyright: ignore[reportArgumentType]
