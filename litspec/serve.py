@@ -20,6 +20,7 @@ import signal
 import socket
 import threading
 import time
+from argparse import ArgumentError
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ class SpecLitServer(LitServer):
     _is_stopping = False
 
     def _init_manager(self, num_api_servers: int) -> Any:
-        manager = super()._init_manager(num_api_servers)
+        manager: Any = super()._init_manager(num_api_servers)
         self._manager_pid = manager._process.pid
         return manager
 
@@ -160,13 +161,13 @@ def run(config: ServeConfig, lit_api: SpecLitAPI | None = None) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Read flags, environment and file, and serve."""
-    parser = ArgumentParser(prog="litspec serve", description="Serve a model over HTTP.")
+    parser = ArgumentParser(description="Serve a model over HTTP.", exit_on_error=False, allow_abbrev=False)
     add_config_flags(parser, ServeConfig)
-    namespace = parser.parse_args(argv)
     try:
+        namespace = parser.parse_args(argv)
         config = load_config(getattr(namespace, "config", None), ServeConfig, given_flags(namespace, ServeConfig))
-    except ConfigError as error:
-        return _say_error(str(error), EXIT_MISTAKE)
+    except (ArgumentError, ConfigError) as error:
+        return _say_error(str(error).strip(), EXIT_MISTAKE)
     return run(config)
 
 
