@@ -113,20 +113,37 @@ def _starts_with_magic(path: Path) -> bool:
 
 
 def match_tensors(
-    config: Config, stored: Mapping[str, StoredTensor], names: Mapping[str, str], *, path: Path, source: str
+    config: Config,
+    stored: Mapping[str, StoredTensor],
+    *,
+    top_names: Mapping[str, str],
+    layer_names: Mapping[str, str],
+    layer_prefix: str,
+    path: Path,
+    source: str,
 ) -> dict[str, StoredTensor]:
     """Return the stored tensors by litspec's names, after checking that they are exactly the config's.
 
     Args:
         config: says what there must be.
         stored: the tensors by their names in the file; whatever is to be ignored has been left out.
-        names: litspec's name to the file's name.
+        top_names: the file's name of each tensor outside the layers.
+        layer_names: the file's name of each tensor of a layer.
+        layer_prefix: what stands before it in the file, with {} for the layer's number.
         path: the checkpoint, for messages.
         source: where the config comes from, for messages.
 
     Raises:
         CheckpointError: a tensor is missing, unexpected or of another shape.
     """
+    if config.n_layer > len(stored):  # said first: a broken count of layers would take hours to list
+        raise CheckpointError(
+            f"{path} has {len(stored)} tensors, too few for the {config.n_layer} layers of {source}; fetch it again"
+        )
+    names = dict(top_names)
+    for layer in range(config.n_layer):
+        prefix = layer_prefix.format(layer)
+        names |= {f"layers.{layer}.{ours}": prefix + theirs for ours, theirs in layer_names.items()}
     shapes = config.parameter_shapes()
     if missing := [names[name] for name in shapes if names[name] not in stored]:
         hint = "set tie_word_embeddings to true if it shares the embedding, or " if missing == [names["head"]] else ""

@@ -72,28 +72,30 @@ def open_gguf(path: Path) -> Checkpoint:
             name=path.stem,
             tensors=stored,
             vocab_size=embedding.shape[0] if embedding is not None else None,
-            freq_factors=None if freqs is None else tuple(freqs.read().tolist()),
+            freq_factors=None if freqs is None else tuple(freqs.read().flatten().tolist()),
         )
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
-    matched = match_tensors(config, stored, _names(config), path=path, source="the file's header")
+    matched = match_tensors(
+        config,
+        stored,
+        top_names=_TOP_NAMES,
+        layer_names=_LAYER_NAMES,
+        layer_prefix="blk.{}.",
+        path=path,
+        source="the file's header",
+    )
     if metadata["general.architecture"] == "llama":
         matched = {name: _in_halves(config, name, tensor) for name, tensor in matched.items()}
+    template = metadata.get("tokenizer.chat_template")
     return Checkpoint(
         path=path,
         config=config,
         generation_config=_generation_config(metadata, path),
         eos_token_ids=frozenset(metadata[key] for key in _EOS_KEYS if isinstance(metadata.get(key), int)),
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template if isinstance(template, str) else None,
         stored=matched,
     )
-
-
-def _names(config: Config) -> dict[str, str]:
-    names = dict(_TOP_NAMES)
-    for layer in range(config.n_layer):
-        names |= {f"layers.{layer}.{ours}": f"blk.{layer}.{theirs}" for ours, theirs in _LAYER_NAMES.items()}
-    return names
 
 
 def _generation_config(metadata: Mapping[str, Any], path: Path) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def config_from_gguf(
         raise ValueError(
             f"general.architecture was {arch!r}; allowed: {', '.join(ARCHITECTURES)}; choose a model of one of these"
         )
-    if metadata.get("split.count", 1) > 1:
+    if metadata.get("split.count", 1) not in (0, 1):
         raise ValueError(
             f"split.count was {metadata['split.count']}; allowed: a model in one file; "
             "join the parts with llama-gguf-split --merge"
@@ -87,8 +87,8 @@ def config_from_gguf(
                 f"{arch}.{key} was {keys[key]}; allowed: the head size, {head_size}; "
                 "litspec turns whole heads and has keys and values of one size: choose another model"
             )
-    window = keys.get("attention.sliding_window") or 0
-    if 0 < window < block_size:
+    window = keys.get("attention.sliding_window", 0)
+    if window != 0 and _count(keys, arch, "attention.sliding_window") < block_size:
         raise ValueError(
             f"{arch}.attention.sliding_window was {window}; allowed: none, or one that context_length ({block_size}) "
             "never leaves; litspec has no sliding window yet: choose a model without one"

@@ -16,7 +16,6 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from litspec.model.checkpoint import Checkpoint, CheckpointError, StoredTensor, checked_generation_config, match_tensors
-from litspec.model.config import Config
 from litspec.model.hf_config import config_from_hf
 
 _SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -72,16 +71,17 @@ def open_hf(folder: Path) -> Checkpoint:
         generation_config=checked_generation_config(generation, source=str(generation_file)),
         eos_token_ids=_eos_ids(generation, generation_file) | _eos_ids(values, config_file),
         chat_template=_chat_template(folder),
-        stored=match_tensors(config, stored, _names(config), path=folder, source="config.json"),
+        stored=match_tensors(
+            config,
+            stored,
+            top_names=_TOP_NAMES,
+            layer_names=_LAYER_NAMES,
+            layer_prefix="model.layers.{}.",
+            path=folder,
+            source="config.json",
+        ),
         replaced_head=replaced_head,
     )
-
-
-def _names(config: Config) -> dict[str, str]:
-    names = dict(_TOP_NAMES)
-    for layer in range(config.n_layer):
-        names |= {f"layers.{layer}.{ours}": f"model.layers.{layer}.{theirs}" for ours, theirs in _LAYER_NAMES.items()}
-    return names
 
 
 def _what_it_holds(folder: Path) -> str:
@@ -205,12 +205,17 @@ def _eos_ids(values: Mapping[str, Any], file: Path) -> frozenset[int]:
 
 def _chat_template(folder: Path) -> str | None:
     """Return the template of the first of the places where Hugging Face keeps it."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    jinja = folder / "chat_template.jinja"
+    if jinja.is_file():
+        try:
+            return jinja.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{jinja} is not readable as text ({error}); fetch this file again") from None
     for name in ("tokenizer_config.json", "chat_template.json"):
         template = _read_json(folder / name).get("chat_template") if (folder / name).is_file() else None
         if isinstance(template, list):  # several by name: [{"name": "default", "template": …}, …]
-            template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+            named = [entry for entry in template if isinstance(entry, Mapping) and entry.get("name") == "default"]
+            template = named[0].get("template") if named else None
         if isinstance(template, str):
             return template
     return None

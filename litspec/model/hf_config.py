@@ -8,7 +8,6 @@ with `rope_scaling`, and the `rope_parameters` of transformers 5.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,7 +98,7 @@ def config_from_hf(values: Mapping[str, Any], *, name: str) -> Config:
 def _architecture(values: Mapping[str, Any]) -> str:
     model_type, architectures = values.get("model_type"), values.get("architectures")
     allowed = f"allowed: {', '.join(ARCHITECTURES.values())} (model_type {', '.join(ARCHITECTURES)})"
-    if model_type not in ARCHITECTURES:
+    if not isinstance(model_type, str) or model_type not in ARCHITECTURES:
         raise ValueError(
             f"model_type was {model_type!r} (architectures {architectures!r}); {allowed}; choose one of these"
         )
@@ -124,7 +123,8 @@ def _refuse_unless_neutral(values: Mapping[str, Any], key: str, neutral: tuple[A
 def _refuse_windows(values: Mapping[str, Any], model_type: str) -> None:
     layer_types = values.get("layer_types")
     if layer_types is not None:
-        others = sorted({str(kind) for kind in layer_types} - {"full_attention"})
+        kinds = layer_types if isinstance(layer_types, list) else [layer_types]
+        others = sorted({str(kind) for kind in kinds} - {"full_attention"})
         if others:
             raise ValueError(
                 f"layer_types holds {', '.join(map(repr, others))}; allowed: 'full_attention' for every layer; "
@@ -132,7 +132,7 @@ def _refuse_windows(values: Mapping[str, Any], model_type: str) -> None:
             )
     if model_type != "mistral":  # Qwen's reference reads sliding_window only under use_sliding_window, Llama's never
         return
-    window = values.get("sliding_window")
+    window = None if values.get("sliding_window") is None else _count(values, "sliding_window")
     if window is not None and window < _count(values, "max_position_embeddings"):
         given = "" if window != _DEFAULTS["mistral"]["sliding_window"] else " (what Mistral's config means by default)"
         raise ValueError(
@@ -190,7 +190,7 @@ def _rope(values: Mapping[str, Any], block_size: int) -> RopeConfig:
 def _count(values: Mapping[str, Any], key: str, *, default: int | None = None) -> int:
     value = values.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**63:
         found = f"{key} is missing" if value is None else f"{key} was {value!r}"
         raise ValueError(f"{found}; allowed: an integer from 1; mend config.json or fetch it again")
     return value
@@ -199,7 +199,7 @@ def _count(values: Mapping[str, Any], key: str, *, default: int | None = None) -
 def _number(values: Mapping[str, Any], key: str, *, default: float | None = None, place: str = "") -> float:
     value = values.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < 1e300:
         found = f"{key} is missing" if value is None else f"{key} was {value!r}"
         where = f" in {place}" if place else ""
         raise ValueError(f"{found}{where}; allowed: a number; mend config.json or fetch it again")

@@ -208,6 +208,12 @@ def test_missing_unexpected_and_wrong_tensors_are_named(folder, change, found):
         open_checkpoint(folder)
 
 
+def test_a_broken_count_of_layers_is_refused_at_once(folder):
+    edit_json(folder / "config.json", num_hidden_layers=10**9)
+    with pytest.raises(CheckpointError, match="has 21 tensors, too few for the 1000000000 layers"):
+        open_checkpoint(folder)
+
+
 # Folders that are no whole checkpoint
 
 

@@ -172,6 +172,23 @@ def test_malformed_configs_give_one_clear_error(changes, found):
     assert found in str(error.value)
 
 
+@pytest.mark.parametrize("model_type", list(ARCHITECTURES))
+def test_any_value_of_any_key_gives_a_config_or_a_clear_error(model_type):
+    keys = [*values_of(), "rope_scaling", "rope_parameters", "layer_types", "original_max_position_embeddings"]
+    rope = {"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 8, "beta_fast": 32}
+    odd = (None, True, "x", [], [1], {}, {"a": 1}, -1, 0, 10**400, 1.5, float("inf"))
+    cases = [{key: value} for key in keys for value in odd]
+    cases += [{"rope_scaling": {**rope, key: value}} for key in rope for value in odd]
+    for changes in cases:
+        try:
+            config_from_hf({**values_of(model_type), **changes}, name="tiny")
+        except ValueError as error:  # any other exception would be a trace in a user's face
+            message = str(error)
+        else:
+            message = "allowed"
+        assert "allowed" in message, changes
+
+
 def test_parameter_shapes_lists_every_variant_once():
     plain, full = config_of("llama"), config_of("llama", attention_bias=True, mlp_bias=True, tie_word_embeddings=True)
     assert len(plain.parameter_shapes()) == 2 * 9 + 3

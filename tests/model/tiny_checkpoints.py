@@ -29,6 +29,7 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_PLAIN = {gguf.GGMLQuantizationType.F32: np.float32, gguf.GGMLQuantizationType.F16: np.float16}
 _CLASSES = {
     "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
     "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM),
@@ -127,7 +128,7 @@ def write_gguf(
         arch: general.architecture; "llama" permutes q and k.
         types: storage type of tensors by GGUF name; float32 otherwise.
         keys: further keys, after "ARCH." unless they hold "general." or "tokenizer.".
-        extra: further tensors.
+        extra: further tensors, or others in their place; uint8 is taken as the stored bytes.
         without: GGUF names of tensors to leave out.
     """
     config = model.config
@@ -159,11 +160,10 @@ def write_gguf(
         if name in without:
             continue
         kind = (types or {}).get(name, gguf.GGMLQuantizationType.F32)
-        if kind in (gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16) or tensor.dtype == np.uint8:
-            stored = tensor.astype(np.float16) if kind == gguf.GGMLQuantizationType.F16 else tensor
-            writer.add_tensor(name, stored, raw_dtype=None if tensor.dtype != np.uint8 else kind)
-        else:
-            writer.add_tensor(name, quantize(np.ascontiguousarray(tensor), kind), raw_dtype=kind)
+        raw = tensor if tensor.dtype == np.uint8 else quantize(np.ascontiguousarray(tensor), kind)
+        if raw.dtype == np.uint8 and kind in _PLAIN:  # the writer knows these by their numpy type alone
+            raw = raw.view(_PLAIN[kind])
+        writer.add_tensor(name, raw, raw_dtype=None if kind in _PLAIN else kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
