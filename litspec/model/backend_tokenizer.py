@@ -11,6 +11,9 @@ import tokenizers
 from litspec.model.piece_bytes import PieceBytes
 from litspec.model.tokenizer import Tokenizer
 
+# Begins an entry that only fills a gap in a vocabulary: a noncharacter, which no text holds.
+FILLER = "\ufdd0"
+
 
 class BackendTokenizer(Tokenizer):
     """A tokenizer whose encoder is a `tokenizers.Tokenizer`.
@@ -46,7 +49,8 @@ class BackendTokenizer(Tokenizer):
 
     def id_to_piece(self, token_id: int) -> str | None:
         """Return the vocabulary's own spelling of an id, None where it has none."""
-        return self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        piece = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return None if piece is not None and piece.startswith(FILLER) else piece
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the bytes of an id within a text."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import tokenizers
 
-from litspec.model.backend_tokenizer import BackendTokenizer
+from litspec.model.backend_tokenizer import FILLER, BackendTokenizer
 from litspec.model.piece_bytes import from_decoder
 from litspec.model.tokenizer import TokenizerError
 from litspec.model.tokenizer_config import TokenizerConfig, read_tokenizer_config
@@ -98,9 +98,9 @@ def _place(vocabulary: dict[str, int] | list[list[Any]], content: str, token_id:
     if isinstance(vocabulary, dict):
         vocabulary[content] = token_id
         return
-    # A unigram vocabulary is a list, an entry's id its place: fill the gap with entries that no text holds.
+    # A unigram vocabulary is a list, an entry's id its place: fill the gap.
     while len(vocabulary) < token_id:
-        vocabulary.append([f"\ufdd0{len(vocabulary)}", -1e9])
+        vocabulary.append([f"{FILLER}{len(vocabulary)}", -1e9])
     vocabulary.append([content, -1e9])
 
 
