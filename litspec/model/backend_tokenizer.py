@@ -22,6 +22,7 @@ class BackendTokenizer(Tokenizer):
         backend: the encoder; truncation and padding are switched off.
         spelling: how its pieces spell bytes.
         literal_ids: tokens that stand for their own spelling, whatever `spelling` says (added tokens).
+        more_eos_token_ids: what ends a text besides `eos_token_id`.
     """
 
     def __init__(
@@ -32,7 +33,8 @@ class BackendTokenizer(Tokenizer):
         literal_ids: frozenset[int],
         special_ids: frozenset[int],
         bos_token_id: int | None,
-        eos_token_ids: frozenset[int],
+        eos_token_id: int | None,
+        more_eos_token_ids: frozenset[int] = frozenset(),
         prefix_ids: tuple[int, ...],
     ) -> None:
         backend.no_truncation()
@@ -44,7 +46,8 @@ class BackendTokenizer(Tokenizer):
         self.vocab_size = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
         self.special_ids = special_ids
         self.bos_token_id = bos_token_id
-        self.eos_token_ids = eos_token_ids
+        self.eos_token_id = eos_token_id
+        self.eos_token_ids = more_eos_token_ids | ({eos_token_id} if eos_token_id is not None else set())
         self.prefix_ids = prefix_ids
 
     def id_to_piece(self, token_id: int) -> str | None:

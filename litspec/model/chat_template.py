@@ -47,6 +47,15 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"the model's chat template is broken: {error}") from None
 
+    @classmethod
+    def for_tokenizer(cls, template: str, tokenizer: Tokenizer) -> ChatTemplate:
+        """Return a template with the BOS and EOS of `tokenizer`."""
+        bos, eos = (
+            None if token_id is None else tokenizer.id_to_piece(token_id)
+            for token_id in (tokenizer.bos_token_id, tokenizer.eos_token_id)
+        )
+        return cls(template, bos_token=bos, eos_token=eos)
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

@@ -95,14 +95,15 @@ def load_gguf_tokenizer(path: Path) -> BackendTokenizer:
     backend.add_tokens([AddedToken(pieces[i], special=i in special_ids, normalized=False) for i in added])
     bos = _token_id(keys, "bos_token_id", pieces, path)
     adds_bos = keys.get("add_bos_token", scheme.adds_bos)
-    eos = {_token_id(keys, key, pieces, path) for key in ("eos_token_id", "eot_token_id", "eom_token_id")}
+    turn_ends = {_token_id(keys, key, pieces, path) for key in ("eot_token_id", "eom_token_id")}
     return BackendTokenizer(
         backend,
         PieceBytes(is_byte_level=True),
         literal_ids=frozenset(added),
         special_ids=special_ids,
         bos_token_id=bos,
-        eos_token_ids=frozenset(i for i in eos if i is not None),
+        eos_token_id=_token_id(keys, "eos_token_id", pieces, path),
+        more_eos_token_ids=frozenset(token_id for token_id in turn_ends if token_id is not None),
         prefix_ids=(bos,) if adds_bos and bos is not None else (),
     )
 

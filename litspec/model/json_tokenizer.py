@@ -45,7 +45,7 @@ def load_json_tokenizer(folder: Path) -> BackendTokenizer:
         literal_ids=frozenset(token["id"] for token in description["added_tokens"]),
         special_ids=frozenset(i for i in special_ids if i is not None),
         bos_token_id=bos,
-        eos_token_ids=frozenset() if eos is None else frozenset({eos}),
+        eos_token_id=eos,
         prefix_ids=_prefix_ids(backend, bos, config),
     )
 

@@ -70,8 +70,8 @@ class SentencePieceTokenizer(Tokenizer):
         self.vocab_size = max([size - 1, *self._added]) + 1
         self.special_ids = frozenset(token.id for token in self._added.values() if token.special)
         self.bos_token_id = self._find(config.bos_token, model.bos_id(), folder)
-        eos = self._find(config.eos_token, model.eos_id(), folder)
-        self.eos_token_ids = frozenset() if eos is None else frozenset({eos})
+        self.eos_token_id = self._find(config.eos_token, model.eos_id(), folder)
+        self.eos_token_ids = frozenset() if self.eos_token_id is None else frozenset({self.eos_token_id})
         adds_bos = config.adds_bos is not False and self.bos_token_id is not None
         self.prefix_ids = (self.bos_token_id,) if adds_bos and self.bos_token_id is not None else ()
 

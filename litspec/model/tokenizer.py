@@ -36,13 +36,15 @@ class Tokenizer(ABC):
     Attributes:
         vocab_size: ids in [0, vocab_size) may have a piece; a model's embedding may have more rows (padding).
         bos_token_id: the begin-of-text id, None where the model has none.
-        eos_token_ids: the ids that end a text, as the tokenizer's own files declare them.
+        eos_token_id: the id that templates call `eos_token`, None where the model has none.
+        eos_token_ids: all ids that end a text, as the tokenizer's own files declare them.
         special_ids: ids that are no text: control tokens, not shown by default.
         prefix_ids: what `encode` puts before a text: BOS where the model's own tokenizer adds it, else nothing.
     """
 
     vocab_size: int
     bos_token_id: int | None = None
+    eos_token_id: int | None = None
     eos_token_ids: frozenset[int] = frozenset()
     special_ids: frozenset[int] = frozenset()
     prefix_ids: tuple[int, ...] = ()
@@ -92,6 +94,7 @@ class ByteTokenizer(Tokenizer):
 
     vocab_size = 259
     bos_token_id = 256
+    eos_token_id = 257
     eos_token_ids = frozenset({257})
     special_ids = frozenset({256, 257, 258})
     prefix_ids = (256,)

@@ -127,7 +127,7 @@ def test_there_is_one_bos_whoever_puts_it(source, kind, tmp_path):
     config = {"bos_token": "<s>", "eos_token": "</s>", "add_bos_token": True}
     save = tiny.save_sentencepiece if kind == "model" else lambda folder, c: tiny.save(folder, tiny.llama2_like(), c)
     tokenizer = load_tokenizer(save(tmp_path, config))
-    ids = encode_chat(tokenizer, ChatTemplate(source, bos_token="<s>", eos_token="</s>"), HELLO)
+    ids = encode_chat(tokenizer, ChatTemplate.for_tokenizer(source, tokenizer), HELLO)
     assert ids.count(tokenizer.bos_token_id) == 1
     assert ids[0] == tokenizer.bos_token_id
     assert tokenizer.decode(ids) == "hello"

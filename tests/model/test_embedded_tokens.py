@@ -46,7 +46,8 @@ def test_its_special_tokens(tokenizer):
 
 def test_its_chat_template_gives_the_ids_that_llamacpp_gives(tokenizer):
     source = read_metadata(resolve_model("smollm2-135m-instruct", progress=False))["tokenizer.chat_template"]
-    template = ChatTemplate(source, bos_token="<|im_start|>", eos_token="<|im_end|>")
+    template = ChatTemplate.for_tokenizer(source, tokenizer)
+    assert (template.bos_token, template.eos_token) == ("<|im_start|>", "<|im_end|>")
     messages = [{"role": "user", "content": "What is the capital of France?"}]
     stored = {case["text"]: case["ids"] for case in CASES}
     assert encode_chat(tokenizer, template, messages) == stored[template.render(messages)]

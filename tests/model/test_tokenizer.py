@@ -77,6 +77,17 @@ def test_a_sentencepiece_model_encodes_and_decodes_as_the_library_does(tmp_path)
         assert tokenizer.decode(ids) == model.decode(ids) == text
 
 
+def test_sentencepiece_with_its_default_options_decodes_as_the_library_does(tmp_path):
+    defaults = {"remove_extra_whitespaces": True, "byte_fallback": False, "normalization_rule_name": "nmt_nfkc"}
+    folder = tiny.save_sentencepiece(tmp_path, model_type="unigram", vocab_size=150, **defaults)
+    tokenizer = load_tokenizer(folder)
+    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+    for text in tiny.LINES:
+        ids = tokenizer.encode(text, add_bos=False)
+        assert ids == model.encode(text)
+        assert tokenizer.decode(ids) == model.decode(ids).replace(" ⁇ ", "")
+
+
 def test_sentencepiece_without_a_dummy_blank_keeps_the_first_blank(tmp_path):
     tokenizer = load_tokenizer(tiny.save_sentencepiece(tmp_path, add_dummy_prefix=False))
     assert tokenizer.decode(tokenizer.encode(" Hello")) == " Hello"
@@ -117,6 +128,13 @@ def test_a_special_token_shown_keeps_the_blank_of_the_next(tmp_path):
             assert tokenizer.decode(ids, skip_special_tokens=skip) == backend.decode(ids, skip_special_tokens=skip)
     assert tokenizer.decode([part, hello], skip_special_tokens=False).startswith("<|part|> R")
     assert tokenizer.decode([part, hello]).startswith("R")
+
+
+def test_a_gguf_may_have_several_ends(tmp_path):
+    path = tiny.save_gguf(tmp_path / "m.gguf", tiny.byte_level(), pre="gpt-2", eos_token_id=1, eot_token_id=2)
+    tokenizer = load_tokenizer(path)
+    assert tokenizer.eos_token_id == 1
+    assert tokenizer.eos_token_ids == {1, 2}
 
 
 # TK-05
