@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.api.fake_llm import answer_text
 from tests.api.server_process import ServerProcess, running, wait_until_gone
 
 
@@ -136,3 +137,19 @@ def test_no_process_outlives_a_main_process_that_was_killed(tmp_path: Path):
         assert len(family) >= 4, "main, manager, API and worker"
         server.stop(signal.SIGKILL)
         assert wait_until_gone(family) == set()
+
+
+def test_two_workers_share_the_queue_and_both_hear_of_clients_that_leave(tmp_path: Path):
+    """Two slots in each of two workers, 20 ms a step."""
+    server = ServerProcess.fake(tmp_path / "log", workers_per_device=2, max_batch_size=2, batch_timeout=0)
+    with running(server), ThreadPoolExecutor(8) as pool:
+        server.wait_until_ready()
+        begun = time.monotonic()
+        four = list(pool.map(lambda i: server.ask(prompt=f"p{i}", max_new_tokens=50, seed=i), range(4)))
+        assert time.monotonic() - begun < 1.9, "all four ran at once: one worker would have taken 2 s"
+        assert [answer.json()["text"] for answer in four] == [answer_text(f"p{i}", i, 50) for i in range(4)]
+        for leaver in [pool.submit(server.ask, 0.5, prompt=f"l{i}", max_new_tokens=5000) for i in range(6)]:
+            assert isinstance(leaver.exception(), httpx.ReadTimeout)
+        begun = time.monotonic()
+        assert server.ask(prompt="after", max_new_tokens=5, seed=1).json()["text"] == answer_text("after", 1, 5)
+        assert time.monotonic() - begun < 1.0
