@@ -59,6 +59,11 @@ class CompiledGPT:
         return self.gpt.config
 
     @property
+    def vocab_size(self) -> int:
+        """Token ids that it can be fed."""
+        return self.gpt.config.vocab_size
+
+    @property
     def max_seq_length(self) -> int:
         """Positions that it can be fed."""
         return self.gpt.max_seq_length

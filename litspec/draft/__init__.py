@@ -1,0 +1,8 @@
+"""Proposers of draft tokens."""
+
+from litspec.draft.early_exit import EarlyExitProposer
+from litspec.draft.model import ModelProposer
+from litspec.draft.ngram import NgramProposer
+from litspec.draft.proposer import DraftRow, Proposal, Proposer
+
+__all__ = ["DraftRow", "EarlyExitProposer", "ModelProposer", "NgramProposer", "Proposal", "Proposer"]

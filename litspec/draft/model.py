@@ -1,0 +1,133 @@
+"""ModelProposer: a smaller GPT that shares the target's tokenizer, with a cache of its own.
+
+For every slot `lengths` says how many of its request's tokens the draft's cache holds. After full acceptance the cache
+lacks the draft's own last token, so the first step of a round always feeds the last two tokens: the shape stays fixed and
+no row needs a branch. A row that lags further behind (its prompt, rounds without the draft) is caught up in chunks first.
+Rows that no longer fit the draft's context are not drafted for; the others are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from litspec.draft.proposer import DraftRow, Proposal
+from litspec.draft.steps import draft_tokens, sampling_of
+from litspec.model.compile import CompiledGPT
+from litspec.model.window import Shapes, pack_window
+
+
+class ModelProposer:
+    """Proposes with a model.
+
+    Args:
+        model: the draft.
+        num_slots: slots of the target's cache; the draft's has the same.
+        shapes: the row buckets and chunk widths to feed.
+        vocab_size: the target's; the draft's logits beyond it (padding) are not looked at.
+    """
+
+    def __init__(self, model: CompiledGPT, *, num_slots: int, shapes: Shapes, vocab_size: int) -> None:
+        self.model = model
+        self.cache = model.new_cache(num_slots)
+        self.lengths = [0] * num_slots
+        self._shapes = Shapes(shapes.row_buckets, (1, 2), shapes.chunk_widths)
+        self._vocab_size = min(vocab_size, model.config.vocab_size)
+
+    def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> Proposal:
+        """Draft with the model; see `Proposer.propose`."""
+        for row in rows:  # what the last round fed beyond the accepted tokens is stale
+            self.lengths[_slot(row)] = min(self.lengths[_slot(row)], len(row.tokens) - 1)
+        room = self.model.max_seq_length + 1
+        counts = [max(0, min(limit, room - len(row.tokens))) for row, limit in zip(rows, limits, strict=True)]
+        drafting = [i for i, count in enumerate(counts) if count > 0]
+        most = max(counts, default=0)
+        tokens_BG = torch.zeros(len(rows), most, dtype=torch.int64, device=self.model.device)
+        if drafting:
+            chosen = [rows[i] for i in drafting]
+            self._catch_up(chosen)
+            drafted = self._draft(chosen, [counts[i] for i in drafting], most)
+            tokens_BG[drafting] = drafted[: len(drafting)]
+        return Proposal(tokens_BG, counts)
+
+    def release(self, row: DraftRow) -> None:
+        """Forget what the row's slot holds."""
+        if row.slot is not None:
+            self.lengths[row.slot] = 0
+            self.cache.release(row.slot)
+
+    def warm_up(self) -> None:
+        """Feed every shape to the scratch slot."""
+        for num_rows, width in self._shapes:
+            self._feed([], [], [], num_rows=num_rows, width=width)
+
+    def _catch_up(self, rows: Sequence[DraftRow]) -> None:
+        """Feed the tokens that the draft lacks, in chunks, until every row lacks two at most."""
+        while behind := [row for row in rows if self._lag(row) > 2]:
+            width = self._shapes.chunk_width(max(self._lag(row) - 2 for row in behind))
+            starts = [self.lengths[_slot(row)] for row in behind]
+            runs = [
+                row.tokens[start : min(start + width, len(row.tokens) - 2)]
+                for row, start in zip(behind, starts, strict=True)
+            ]
+            self._feed(behind, runs, starts, num_rows=self._shapes.row_bucket(len(behind)), width=width)
+            for row, run in zip(behind, runs, strict=True):
+                self.lengths[_slot(row)] += len(run)
+
+    def _lag(self, row: DraftRow) -> int:
+        return len(row.tokens) - self.lengths[_slot(row)]
+
+    def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int) -> Tensor:
+        num_rows = self._shapes.row_bucket(len(rows))
+        missing = num_rows - len(rows)
+        device = self.model.device
+        starts = [max(0, len(row.tokens) - 2) for row in rows]
+        runs = [row.tokens[start:] for row, start in zip(rows, starts, strict=True)]
+        hidden_B2C, slots_B = self._feed(rows, runs, starts, num_rows=num_rows, width=2)
+
+        def feed(idx_B1: Tensor, input_pos_B1: Tensor) -> Tensor:
+            return self._logits(self.model.hidden(idx_B1, input_pos_B1, cache=self.cache, slots=slots_B)[:, -1])
+
+        drafted_BG = draft_tokens(
+            feed,
+            self._logits(hidden_B2C[:, -1]),
+            torch.tensor([*(row.tokens[-1] for row in rows), *[0] * missing], device=device),
+            torch.tensor([*(len(row.tokens) for row in rows), *[1] * missing], device=device),
+            torch.tensor([*counts, *[1] * missing], device=device),
+            num_draft_tokens,
+            sampling_of(rows, num_rows, device=device),
+        )
+        for row, count in zip(rows, counts, strict=True):
+            self.lengths[_slot(row)] = len(row.tokens) + count - 1
+        return drafted_BG
+
+    def _logits(self, hidden_BC: Tensor) -> Tensor:
+        return self.model.logits(hidden_BC)[..., : self._vocab_size]
+
+    def _feed(
+        self,
+        rows: Sequence[DraftRow],
+        runs: Sequence[Sequence[int]],
+        starts: Sequence[int],
+        *,
+        num_rows: int,
+        width: int,
+    ) -> tuple[Tensor, Tensor]:
+        window = pack_window(
+            runs,
+            starts,
+            [_slot(row) for row in rows],
+            rows=num_rows,
+            width=width,
+            scratch_slot=self.cache.scratch_slot,
+            device=self.model.device,
+        )
+        hidden = self.model.hidden(window.idx_BT, window.input_pos_BT, cache=self.cache, slots=window.slots_B)
+        return hidden, window.slots_B
+
+
+def _slot(row: DraftRow) -> int:
+    assert row.slot is not None, f"request {row.id} has no slot"
+    return row.slot

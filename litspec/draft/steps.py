@@ -1,0 +1,64 @@
+"""The drafting loop that model-based proposers share: feed a token, choose the next, G times.
+
+The draft draws with the target's own noise (same seed, same position), which makes agreement likely. Draft tokens stay
+on the device between steps. A row that may draft fewer tokens than the rest feeds its last one again at its own
+position.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from litspec.draft.proposer import DraftRow
+from litspec.model.decode import Sampling, sample_shortlisted
+
+
+def sampling_of(rows: Sequence[DraftRow], num_rows: int, *, device: torch.device | str = "cpu") -> Sampling:
+    """Return the rows' sampling as tensors, with greedy padding up to `num_rows`."""
+    params = [row.params for row in rows]
+    missing = num_rows - len(params)
+    return Sampling.of(
+        [*(p.temperature for p in params), *[0.0] * missing],
+        [*(p.top_k for p in params), *[None] * missing],
+        [*(p.top_p for p in params), *[1.0] * missing],
+        [*(p.seed or 0 for p in params), *[0] * missing],
+        device=device,
+    )
+
+
+def draft_tokens(
+    feed: Callable[[Tensor, Tensor], Tensor],
+    first_logits_BV: Tensor,
+    pending_B: Tensor,
+    num_tokens_B: Tensor,
+    counts_B: Tensor,
+    num_draft_tokens: int,
+    sampling: Sampling,
+) -> Tensor:
+    """Draft from the logits after each row's pending token.
+
+    Args:
+        feed: feeds (idx_B1, input_pos_B1) and returns logits_BV.
+        first_logits_BV: the draft's logits after the pending token.
+        pending_B: int64, the pending tokens.
+        num_tokens_B: int64, tokens of each row, so the first draft token stands at this position.
+        counts_B: int64, draft tokens wanted for each row, from 1 (padding rows may have any).
+        num_draft_tokens: G, the most of them.
+        sampling: how each row chooses.
+
+    Returns:
+        int64 (B, G).
+    """
+    drawn = [pending_B]
+    logits_BV = first_logits_BV
+    for step in range(num_draft_tokens):
+        position_B = num_tokens_B + step
+        drawn.append(sample_shortlisted(logits_BV[:, None], position_B[:, None], sampling)[:, 0])
+        if step + 1 < num_draft_tokens:
+            fed_B = torch.clamp(counts_B - 1, min=0, max=step + 1)
+            idx_B1 = torch.stack(drawn, dim=1).gather(1, fed_B[:, None])
+            logits_BV = feed(idx_B1, (num_tokens_B - 1 + fed_B)[:, None])
+    return torch.stack(drawn[1:], dim=1)

@@ -1,0 +1,78 @@
+"""The one decision what a round emits (DESIGN.md, D6).
+
+A round hands over a block of tokens for a row: accepted draft tokens and a bonus, or a prefill's first token. They are
+taken one at a time, in order, and each is asked the same questions in the same order: does it end the text, does it
+complete a stop string, is it the last that may be emitted. Text, token ids, usage, cache length and statistics all follow
+from the answer, so they cannot disagree, and a token's fate does not depend on the block that it came in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from litspec.engine.request import Completion, FinishReason, Request
+
+
+@dataclass(frozen=True)
+class Emission:
+    """What one step brought one request.
+
+    Attributes:
+        request: whose it is.
+        token_ids: the tokens emitted; an end-of-text token is among them.
+        text: the text that became certain.
+        completion: the whole answer, on the request's last emission only.
+    """
+
+    request: Request
+    token_ids: list[int]
+    text: str
+    completion: Completion | None = None
+
+
+def emit(request: Request, block: Sequence[int]) -> Emission:
+    """Take a block of tokens into a request, up to the one that ends it.
+
+    Sets `finish_reason` where one does. Committing the cache length and giving back the slot are the caller's.
+    """
+    before = len(request.tokens)
+    text = ""
+    for token_id in block:
+        request.tokens.append(token_id)
+        text += _take(request, token_id)
+        if request.finish_reason is not None:
+            break
+    request.text += text
+    return Emission(request, request.tokens[before:], text)
+
+
+def _take(request: Request, token_id: int) -> str:
+    """Return the text that one more token makes certain, and end the request where it must."""
+    if token_id in request.eos_token_ids and not request.params.ignore_eos:
+        return _end(request, "stop")
+    text = "" if request.detokenizer is None else request.stops.push(request.detokenizer.push(token_id))
+    if request.stops.is_matched:
+        request.finish_reason = "stop"
+        return text
+    return text + _end(request, "length") if request.num_remaining == 0 else text
+
+
+def _end(request: Request, reason: FinishReason) -> str:
+    """End a request and return the text that was held back; a stop string may still be completed by it."""
+    request.finish_reason = reason
+    if request.detokenizer is None:
+        return ""
+    text = request.stops.push(request.detokenizer.flush())
+    if request.stops.is_matched:
+        request.finish_reason = "stop"
+        return text
+    return text + request.stops.flush()
+
+
+def end_early(request: Request, reason: FinishReason, *, error: str | None = None) -> Emission:
+    """End a request from outside its text (abort, timeout, error) and return its last emission."""
+    text = request.stops.flush()
+    request.text += text
+    request.finish_reason, request.error = reason, error
+    return Emission(request, [], text, request.completion())
