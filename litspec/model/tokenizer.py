@@ -119,7 +119,7 @@ class ByteTokenizer(Tokenizer):
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """Return the tokenizer of a model: a .gguf file, or a folder with tokenizer.json or tokenizer.model.
+    """Return the tokenizer of a model: a .gguf file, a tokenizer.json or tokenizer.model, or a folder with one.
 
     Raises:
         TokenizerError: there is none, it is broken, or it is of a kind that is not supported (which is named).
@@ -129,6 +129,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
         from litspec.model.gguf_tokenizer import load_gguf_tokenizer
 
         return load_gguf_tokenizer(path)
+    if path.is_file() and path.name in ("tokenizer.json", "tokenizer.model"):
+        path = path.parent
     if (path / "tokenizer.json").is_file():
         from litspec.model.json_tokenizer import load_json_tokenizer
 

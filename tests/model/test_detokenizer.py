@@ -107,6 +107,13 @@ def test_the_first_blank_is_kept_behind_a_prompt_only(tokenizers, kind):
     assert "".join(stream(tokenizer, [word], list(tokenizer.prefix_ids))) == shown.removeprefix(" ")
 
 
+def test_ids_without_a_piece_do_not_begin_a_text(tokenizers):
+    tokenizer = tokenizers["sentencepiece"]
+    padding = tokenizer.vocab_size + 5
+    ids = [padding, *tokenizer.encode("Rain"), padding]
+    assert "".join(stream(tokenizer, ids)) == tokenizer.decode(ids) == "Rain"
+
+
 # TK-06
 def test_special_tokens_stream_as_they_decode(tokenizers):
     tokenizer = tokenizers["byte-level"]

