@@ -14,7 +14,7 @@ import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from litspec.api.config import ConfigType
-    from litspec.api.llm import LLM
+    from litspec.api.llm import LLM, Chunk
     from litspec.engine.request import SamplingParams
 
 EXIT_FAILED = 1
@@ -199,10 +199,11 @@ def _generate(arguments: Namespace) -> int:
     prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
     with _load(arguments) as llm:
         if not prompt:
-            llm.prepare(prompt, params)  # refuses an empty prompt that has no token, before a template gives it some
+            # Refused where it has no token at all, before a template gives it some.
+            llm.engine.check_request(llm.prepare(prompt, params))
         asked = prompt if arguments.raw else [{"role": "user", "content": prompt}]
         completion = None
-        for chunk in llm.stream(asked, params):
+        for chunk in _stream(llm, asked, params):
             completion = chunk.completion or completion
             if not arguments.json:
                 print(chunk.text, end="", flush=True)
@@ -215,6 +216,17 @@ def _generate(arguments: Namespace) -> int:
         print(f"litspec: error: {completion.error}", file=sys.stderr)
         return EXIT_FAILED
     return 0
+
+
+def _stream(llm: LLM, asked: str | list[dict[str, str]], params: SamplingParams) -> Iterator[Chunk]:
+    from litspec.engine.request import ParameterError
+
+    try:
+        return llm.stream(asked, params)
+    except ParameterError as error:
+        if error.param != "messages":
+            raise
+        raise UsageError(f"{error} (--raw feeds the prompt without a chat template)") from None
 
 
 def _chat(arguments: Namespace) -> int:

@@ -87,7 +87,14 @@ class LLM:
                 what to do.
         """
         options = LoadOptions(
-            draft, num_draft_tokens, max_batch_size, max_seq_length, dtype, quantize, compile, device  # pyright: ignore[reportArgumentType]
+            draft,
+            num_draft_tokens,
+            max_batch_size,
+            max_seq_length,
+            dtype,
+            quantize,
+            compile,
+            device,  # pyright: ignore[reportArgumentType]
         )
         opened = open_model(model, tokenizer=tokenizer)
         engine = build_engine(opened, options)
@@ -168,7 +175,7 @@ class LLM:
             ParameterError: a bad prompt or parameter; in a list the message starts with its index, and nothing has run.
             GenerationInterrupted: Ctrl-C; it holds what was finished.
         """
-        if isinstance(prompt, str) or is_token_ids(prompt) and prompt != []:
+        if isinstance(prompt, str) or (is_token_ids(prompt) and prompt != []):
             return self._run([self._ids(prompt)], _one_params(params, given), is_list=False)[0]
         if isinstance(prompt, Mapping) or is_messages(prompt):
             raise ParameterError("the prompt was a list of messages; use chat(messages) for them", param="prompt")
@@ -213,8 +220,8 @@ class LLM:
     ) -> Iterator[Chunk]:
         """Complete a prompt, or answer a chat, piece by piece.
 
-        A piece's text is certain: it holds no half of a character and nothing that a stop string may still take back. The
-        last piece has the Completion. Leaving the loop early ends the request.
+        A piece's text is certain: it holds no half of a character and nothing that a stop string may still take back.
+        The last piece has the Completion. Leaving the loop early ends the request.
 
         Args:
             prompt: text, a list of token ids, or a list of messages.
@@ -364,5 +371,7 @@ def _params_for(params: Any, given: dict[str, Any], num_prompts: int) -> list[Sa
             f"params was {type(params).__name__}; allowed: SamplingParams, or a list of them", param="params"
         )
     if len(params) != num_prompts:
-        raise ParameterError(f"{len(params)} params were given for {num_prompts} prompts; give one each", param="params")
+        raise ParameterError(
+            f"{len(params)} params were given for {num_prompts} prompts; give one each", param="params"
+        )
     return list(params)

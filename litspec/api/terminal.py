@@ -67,8 +67,8 @@ def _lines(prompt: str) -> Iterator[str]:
 def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) -> str:
     """Stream one answer and return its text; Ctrl-C ends it and keeps what has been said."""
     text = ""
-    with _interrupts_collected() as interrupts, contextlib.closing(llm.stream(list(messages), params)) as stream:
-        for chunk in stream:
+    with _interrupts_collected() as interrupts:
+        for chunk in llm.stream(list(messages), params):  # leaving the loop ends the request
             text += chunk.text
             print(chunk.text, end="", flush=True)
             if chunk.completion is not None and chunk.completion.finish_reason == "error":

@@ -30,7 +30,7 @@ def prompt_ids(prompt: Any, tokenizer: Tokenizer, template: ChatTemplate | None)
     """Return the token ids of one prompt.
 
     Raises:
-        ParameterError: it is none of the three, is empty, or the template refuses it; `param` is "prompt" or "messages".
+        ParameterError: it is none of the three, or the template refuses it; `param` is "prompt" or "messages".
     """
     try:
         if isinstance(prompt, str):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from litspec.draft.proposer import DraftRow, Proposal
-from litspec.draft.steps import draft_tokens, sampling_of
+from litspec.draft.steps import draft_tokens, sampling_of, slot_of
 from litspec.kvcache import KVCache
 from litspec.model.compile import CompiledGPT
 from litspec.model.window import Shapes, pack_window
@@ -56,9 +56,7 @@ class EarlyExitProposer:
         """Nothing is kept of a request."""
 
     def warm_up(self) -> None:
-        """Feed every row bucket to the scratch slot."""
-        for num_rows in self._shapes.row_buckets:
-            self._feed_last([], num_rows)
+        """The target's own steps of width 1 are all that is fed here."""
 
     def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int) -> Tensor:
         num_rows = self._shapes.row_bucket(len(rows))
@@ -83,7 +81,7 @@ class EarlyExitProposer:
         window = pack_window(
             [row.tokens[-1:] for row in rows],
             [len(row.tokens) - 1 for row in rows],
-            [row.slot if row.slot is not None else self._cache.scratch_slot for row in rows],
+            [slot_of(row) for row in rows],
             rows=num_rows,
             width=1,
             scratch_slot=self._cache.scratch_slot,

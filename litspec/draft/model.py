@@ -1,9 +1,9 @@
 """ModelProposer: a smaller GPT that shares the target's tokenizer, with a cache of its own.
 
-For every slot `lengths` says how many of its request's tokens the draft's cache holds. After full acceptance the cache
-lacks the draft's own last token, so the first step of a round always feeds the last two tokens: the shape stays fixed and
-no row needs a branch. A row that lags further behind (its prompt, rounds without the draft) is caught up in chunks first.
-Rows that no longer fit the draft's context are not drafted for; the others are.
+For every slot `lengths` says how many of its request's tokens the draft's cache holds. After full acceptance the
+cache lacks the draft's own last token, so the first step of a round always feeds the last two tokens: the shape stays
+fixed and no row needs a branch. A row that lags further behind (its prompt, rounds without the draft) is caught up in
+chunks first. Rows that no longer fit the draft's context are not drafted for; the others are.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from litspec.draft.proposer import DraftRow, Proposal
-from litspec.draft.steps import draft_tokens, sampling_of
+from litspec.draft.steps import draft_tokens, sampling_of, slot_of
 from litspec.model.compile import CompiledGPT
 from litspec.model.window import Shapes, pack_window
 
@@ -39,7 +39,7 @@ class ModelProposer:
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> Proposal:
         """Draft with the model; see `Proposer.propose`."""
         for row in rows:  # what the last round fed beyond the accepted tokens is stale
-            self.lengths[_slot(row)] = min(self.lengths[_slot(row)], len(row.tokens) - 1)
+            self.lengths[slot_of(row)] = min(self.lengths[slot_of(row)], len(row.tokens) - 1)
         room = self.model.max_seq_length + 1
         counts = [max(0, min(limit, room - len(row.tokens))) for row, limit in zip(rows, limits, strict=True)]
         drafting = [i for i, count in enumerate(counts) if count > 0]
@@ -59,25 +59,24 @@ class ModelProposer:
             self.cache.release(row.slot)
 
     def warm_up(self) -> None:
-        """Feed every shape to the scratch slot."""
-        for num_rows, width in self._shapes:
-            self._feed([], [], [], num_rows=num_rows, width=width)
+        """Compile every shape of the draft."""
+        self.model.warm_up(self.cache, self._shapes)
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Feed the tokens that the draft lacks, in chunks, until every row lacks two at most."""
         while behind := [row for row in rows if self._lag(row) > 2]:
             width = self._shapes.chunk_width(max(self._lag(row) - 2 for row in behind))
-            starts = [self.lengths[_slot(row)] for row in behind]
+            starts = [self.lengths[slot_of(row)] for row in behind]
             runs = [
                 row.tokens[start : min(start + width, len(row.tokens) - 2)]
                 for row, start in zip(behind, starts, strict=True)
             ]
             self._feed(behind, runs, starts, num_rows=self._shapes.row_bucket(len(behind)), width=width)
             for row, run in zip(behind, runs, strict=True):
-                self.lengths[_slot(row)] += len(run)
+                self.lengths[slot_of(row)] += len(run)
 
     def _lag(self, row: DraftRow) -> int:
-        return len(row.tokens) - self.lengths[_slot(row)]
+        return len(row.tokens) - self.lengths[slot_of(row)]
 
     def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int) -> Tensor:
         num_rows = self._shapes.row_bucket(len(rows))
@@ -100,7 +99,7 @@ class ModelProposer:
             sampling_of(rows, num_rows, device=device),
         )
         for row, count in zip(rows, counts, strict=True):
-            self.lengths[_slot(row)] = len(row.tokens) + count - 1
+            self.lengths[slot_of(row)] = len(row.tokens) + count - 1
         return drafted_BG
 
     def _logits(self, hidden_BC: Tensor) -> Tensor:
@@ -118,7 +117,7 @@ class ModelProposer:
         window = pack_window(
             runs,
             starts,
-            [_slot(row) for row in rows],
+            [slot_of(row) for row in rows],
             rows=num_rows,
             width=width,
             scratch_slot=self.cache.scratch_slot,
@@ -126,8 +125,3 @@ class ModelProposer:
         )
         hidden = self.model.hidden(window.idx_BT, window.input_pos_BT, cache=self.cache, slots=window.slots_B)
         return hidden, window.slots_B
-
-
-def _slot(row: DraftRow) -> int:
-    assert row.slot is not None, f"request {row.id} has no slot"
-    return row.slot

@@ -1,8 +1,8 @@
 """Proposer: what guesses the next tokens of a request, behind one small interface.
 
-A proposer may be anything, for its guesses never change the text: the target keeps a draft token iff it would have drawn
-it itself. It is asked once a round for all rows, may give each row fewer tokens than allowed or none, and is told when
-a request ends. It reads requests and never writes them.
+A proposer may be anything, for its guesses never change the text: the target keeps a draft token iff it would have
+drawn it itself. It is asked once a round for all rows, may give each row fewer tokens than allowed or none, and is
+told when a request ends. It reads requests and never writes them.
 """
 
 from __future__ import annotations

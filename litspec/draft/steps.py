@@ -62,3 +62,9 @@ def draft_tokens(
             idx_B1 = torch.stack(drawn, dim=1).gather(1, fed_B[:, None])
             logits_BV = feed(idx_B1, (num_tokens_B - 1 + fed_B)[:, None])
     return torch.stack(drawn[1:], dim=1)
+
+
+def slot_of(row: DraftRow) -> int:
+    """Return the cache row that a request owns; asserts that it has one."""
+    assert row.slot is not None, f"request {row.id} has no slot"
+    return row.slot

@@ -1,9 +1,9 @@
 """The one decision what a round emits (DESIGN.md, D6).
 
-A round hands over a block of tokens for a row: accepted draft tokens and a bonus, or a prefill's first token. They are
-taken one at a time, in order, and each is asked the same questions in the same order: does it end the text, does it
-complete a stop string, is it the last that may be emitted. Text, token ids, usage, cache length and statistics all follow
-from the answer, so they cannot disagree, and a token's fate does not depend on the block that it came in.
+A round hands over a block of tokens for a row: accepted draft tokens and a bonus, or a prefill's first token. They
+are taken one at a time, in order, and each is asked the same questions in the same order: does it end the text, does
+it complete a stop string, is it the last that may be emitted. Text, token ids, usage, cache length and statistics all
+follow from the answer, so they cannot disagree, and a token's fate does not depend on the block that it came in.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Engine: continuous batching of speculative rounds.
 
-A step admits waiting requests to free slots, feeds one piece of prompt to those that are still reading theirs, and runs one
-round for the rest; so a long prompt holds the others up by one piece at a time. Requests come and go between any two
-steps and never disturb each other. The engine knows no HTTP, and of text only that a request brings a detokeniser.
+A step admits waiting requests to free slots, feeds one piece of prompt to those that are still reading theirs, and
+runs one round for the rest; so a long prompt holds the others up by one piece at a time. Requests come and go between
+any two steps and never disturb each other. The engine knows no HTTP, and of text only that a request brings a
+detokeniser.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from litspec.engine.request import Completion, ParameterError, Request, check_to
 from litspec.engine.scheduler import Scheduler
 from litspec.engine.speculative import Target, Verdict, draft_limits, prefill_chunk, verify_window
 from litspec.kvcache import KVCache
-from litspec.model.window import Shapes, pack_window
+from litspec.model.window import Shapes
 
 
 class Engine:
@@ -66,12 +67,8 @@ class Engine:
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Feed every shape to the scratch slot, so that nothing is compiled while serving."""
-        for rows, width in self.shapes:
-            window = pack_window(
-                [], [], [], rows=rows, width=width, scratch_slot=self.cache.scratch_slot, device=self.target.device
-            )
-            self.target.hidden(window.idx_BT, window.input_pos_BT, cache=self.cache, slots=window.slots_B)
+        """Compile every shape, so that nothing is compiled while serving."""
+        self.target.warm_up(self.cache, self.shapes)
         if self.proposer is not None:
             self.proposer.warm_up()
 

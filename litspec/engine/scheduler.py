@@ -1,7 +1,7 @@
 """Scheduler: who waits, who owns a slot, and who takes part in the next step.
 
-It moves requests from the queue to free slots in order of arrival and takes them out again; it runs no model and looks at
-no token.
+It moves requests from the queue to free slots in order of arrival and takes them out again; it runs no model and
+looks at no token.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
 """One speculative round for a batch: propose, verify, commit.
 
-Each part can be replaced: a proposer guesses, `verify_window` has the target draw its own token at every position of the
-window and counts the leading guesses that equal it, and the engine commits by what `engine/emission.py` decides. The
-accepted tokens and the bonus token are all drawn by the target, so the text never depends on the proposer.
+Each part can be replaced: a proposer guesses, `verify_window` has the target draw its own token at every position of
+the window and counts the leading guesses that equal it, and the engine commits by what `engine/emission.py` decides.
+The accepted tokens and the bonus token are all drawn by the target, so the text never depends on the proposer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from litspec.draft import Proposal
-from litspec.draft.steps import sampling_of
+from litspec.draft.steps import sampling_of, slot_of
 from litspec.engine.request import Request
 from litspec.kvcache import KVCache
 from litspec.model.decode import sample_shortlisted
@@ -34,9 +34,8 @@ class Target(Protocol):
     @property
     def vocab_size(self) -> int: ...
     def new_cache(self, num_slots: int) -> KVCache: ...
-    def hidden(
-        self, idx: Tensor, input_pos: Tensor | None = None, *, cache: KVCache, slots: Tensor
-    ) -> Tensor: ...
+    def warm_up(self, cache: KVCache, shapes: Iterable[tuple[int, int]]) -> None: ...
+    def hidden(self, idx: Tensor, input_pos: Tensor | None = None, *, cache: KVCache, slots: Tensor) -> Tensor: ...
     def logits(self, hidden: Tensor) -> Tensor: ...
 
 
@@ -66,7 +65,7 @@ def verify_window(
     window = pack_window(
         [[r.tokens[-1], *draft[:count]] for r, draft, count in zip(requests, drafts, proposal.counts, strict=True)],
         [request.length for request in requests],
-        [_slot(request) for request in requests],
+        [slot_of(request) for request in requests],
         rows=rows,
         width=width,
         scratch_slot=cache.scratch_slot,
@@ -92,7 +91,7 @@ def prefill_chunk(target: Target, cache: KVCache, shapes: Shapes, requests: Sequ
     window = pack_window(
         runs,
         [request.length for request in requests],
-        [_slot(request) for request in requests],
+        [slot_of(request) for request in requests],
         rows=rows,
         width=width,
         scratch_slot=cache.scratch_slot,
@@ -112,8 +111,3 @@ def prefill_chunk(target: Target, cache: KVCache, shapes: Shapes, requests: Sequ
         for row, token in zip(complete, tokens, strict=True):
             first_tokens[row] = token
     return first_tokens
-
-
-def _slot(request: Request) -> int:
-    assert request.slot is not None, f"request {request.id} has no slot"
-    return request.slot

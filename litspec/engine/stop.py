@@ -1,7 +1,8 @@
 """StopMatcher: finds stop strings in text that arrives in pieces, and holds back what may yet become one.
 
-Matching is on text, never on tokens, and does not depend on how the text is cut into pieces: of all matches the one that is
-complete first ends the text, and of those that are complete together the longest. Text that it has returned is certain.
+Matching is on text, never on tokens, and does not depend on how the text is cut into pieces: of all matches the one
+that is complete first ends the text, and of those that are complete together the longest. Text that it has returned
+is certain.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """KVCache: keys and values of every layer, addressed by absolute position.
 
-Each layer has two tensors (slots + 1, groups, max_seq_length, head_size); the last row is the scratch slot, which padding
-rows of a batch write to. Nothing is ever cropped or moved: continuing from a smaller length overwrites what lies above it,
-and what lies above a row's length is never visible. The cache does not know which request owns a slot.
+Each layer has two tensors (slots + 1, groups, max_seq_length, head_size); the last row is the scratch slot, which
+padding rows of a batch write to. Nothing is ever cropped or moved: continuing from a smaller length overwrites what
+lies above it, and what lies above a row's length is never visible. The cache does not know which request owns a slot.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """Compiling a GPT with Thunder: one trace per shape, shared by all layers.
 
 Tracing a whole model takes tens of seconds a shape and tracing one block a fraction of one, so a block is traced with
-its weights and its cache as arguments, and the traced computation itself is called, without Thunder's prologue of guards.
-In exchange this module guards: a trace is looked up by shape, dtype, device and stride of what it was traced with, and
-no Python number that varies ever enters a trace (the key length is found inside `cached_attention`).
+its weights and its cache as arguments, and the traced computation itself is called, without Thunder's prologue of
+guards. In exchange this module guards: a trace is looked up by shape, dtype, device and stride of what it was traced
+with, and no Python number that varies ever enters a trace (the key length is found inside `cached_attention`).
 """
 
 from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from litspec.kvcache import KVCache
 from litspec.model.config import Config
 from litspec.model.gpt import GPT, block_forward
+from litspec.model.window import pack_window
 
 CompileMode = Literal["thunder", "none"]
 Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
@@ -87,6 +88,17 @@ class CompiledGPT:
         """Return an empty cache for this model."""
         return self.gpt.new_cache(num_slots)
 
+    def warm_up(self, cache: KVCache, shapes: Iterable[tuple[int, int]]) -> None:
+        """Trace every (rows, width) by feeding it to the scratch slot; one layer is enough where all are alike."""
+        if self.mode == "none":
+            return
+        for rows, width in shapes:
+            window = pack_window(
+                [], [], [], rows=rows, width=width, scratch_slot=cache.scratch_slot, device=self.device
+            )
+            num_layers = None if self._guards_weights else 1
+            self.hidden(window.idx_BT, window.input_pos_BT, cache=cache, slots=window.slots_B, num_layers=num_layers)
+
     def hidden(self, idx: Tensor, input_pos: Tensor | None = None, **where: Any) -> Tensor:
         """Feed tokens and return the residual stream; arguments as `GPT.hidden`, without `block`."""
         return self.gpt.hidden(idx, input_pos, block=self._block, **where)
@@ -99,7 +111,7 @@ class CompiledGPT:
         """Feed tokens and return the logits after each; arguments as `GPT.forward`, without `block`."""
         return self.logits(self.hidden(idx, input_pos, **where))
 
-    def _block(self, config: Config, *arguments: Tensor | None) -> Tensor:
+    def _block(self, config: Config, *arguments: Any) -> Tensor:
         if self.mode == "none" or arguments[_SLOTS] is None:
             return block_forward(config, *arguments)
         tensors = [argument for argument in arguments if argument is not None]
@@ -109,7 +121,7 @@ class CompiledGPT:
             computation = self._computations[key] = self._trace(arguments)
         return computation(*tensors)[0]
 
-    def _trace(self, arguments: tuple[Tensor | None, ...]) -> Callable[..., tuple[Tensor]]:
+    def _trace(self, arguments: tuple[Any, ...]) -> Callable[..., tuple[Tensor]]:
         """Trace the block for the layout of these arguments.
 
         Thunder runs the function once to make its trace. It then writes the same values to the same positions as the
@@ -120,7 +132,7 @@ class CompiledGPT:
         started = time.perf_counter()
         config = self.config
 
-        def block(*arguments: Tensor | None) -> Tensor:
+        def block(*arguments: Any) -> Tensor:
             return block_forward(config, *arguments)
 
         jitted = executor.jit(block)

@@ -1,7 +1,7 @@
 """The `debug` model: a tiny target and draft with fixed random weights and a byte tokenizer; nothing is downloaded.
 
-It writes nonsense, fast and always the same. The draft is the target's first two layers with the same embedding and head,
-so that it is often right and often wrong, which is what a test of speculation needs.
+It writes nonsense, fast and always the same. The draft is the target's first two layers with the same embedding and
+head, so that it is often right and often wrong, which is what a test of speculation needs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """One decoding step for a whole batch: `batched_next_token` and `batched_sample`.
 
-Both are vectorised over rows and positions: what differs between rows (positions, slots, temperature, top_k, top_p, seed)
-is a tensor. Their control flow is fixed by shapes and by the `Sampling` value, never by the data of a tensor, so Thunder can
-compile them; `sample_shortlisted` is the one that looks at data, once, where a shortlist may prove too short.
+Both are vectorised over rows and positions: what differs between rows (positions, slots, temperature, top_k, top_p,
+seed) is a tensor. Their control flow is fixed by shapes and by the `Sampling` value, never by the data of a tensor,
+so Thunder can compile them; `sample_shortlisted` is the one that looks at data, once, where a shortlist may prove too
+short.
 """
 
 from __future__ import annotations

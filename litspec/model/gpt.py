@@ -1,8 +1,8 @@
 """GPT: the Llama architecture as a plain specification, with a cache that is addressed by position.
 
-`block_forward` is one layer as a pure function of tensors: its weights, its input and its cache come in as arguments, so
-that one compiled trace serves every layer (model/compile.py). Everything else here is the loop around it. The variants
-(Qwen2's biases, Qwen3's q/k norm) are weights that a layer has or has not.
+`block_forward` is one layer as a pure function of tensors: its weights, its input and its cache come in as arguments,
+so that one compiled trace serves every layer (model/compile.py). Everything else here is the loop around it. The
+variants (Qwen2's biases, Qwen3's q/k norm) are weights that a layer has or has not.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def block_forward(
         slots_B: the cache row of each batch row; None, with the caches, attends over the fed tokens alone.
         k_cache_SKMD: the layer's keys, written in place.
         v_cache_SKMD: the layer's values, written in place.
-        attention_norm: this and all that follow are the layer's tensors (`Config.layer_shapes`), None where it has none.
+        attention_norm: this and all that follow are the layer's tensors (`Config.layer_shapes`), None for one it lacks.
     """
     B, T, _ = x_BTC.shape
     D, eps = config.head_size, config.norm_eps

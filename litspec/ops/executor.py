@@ -1,13 +1,14 @@
 """The bridge to Thunder: litspec's opaque operations as an executor, and the import shim.
 
-An operation that writes into its input (the cache) cannot be traced through, and each Python call that Thunder interprets
-costs milliseconds, so the operations of a block are kept whole: a meta function gives the shape, the plain definition
-does the work, and a kernel may take its place. This is the only module, with model/compile.py, that knows Thunder;
-importing it costs about a second.
+An operation that writes into its input (the cache) cannot be traced through, and each Python call that Thunder
+interprets costs milliseconds, so the operations of a block are kept whole: a meta function gives the shape, the plain
+definition does the work, and a kernel may take its place. This is the only module, with model/compile.py, that knows
+Thunder; importing it costs about a second.
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -38,24 +39,26 @@ def mend_torch_for_thunder() -> list[str]:
 
 mended_methods = mend_torch_for_thunder()
 
-import thunder  # noqa: E402
-from thunder.core import dtypes  # noqa: E402
-from thunder.core.proxies import TensorProxy  # noqa: E402
-from thunder.extend import OperatorExecutor, register_executor  # noqa: E402
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", UserWarning)  # it names every optional package that is not installed
+    import thunder
+    from thunder.core import dtypes
+    from thunder.core.proxies import TensorProxy
+    from thunder.extend import OperatorExecutor, register_executor
 
 litspec_executor = OperatorExecutor("litspec", version=1)
 register_executor(litspec_executor)
 
 
-def _like_first(first: TensorProxy, *_: Any) -> TensorProxy:
+def _like_first(first: Any, *_: Any) -> TensorProxy:
     return TensorProxy(like=first)
 
 
-def _linear_meta(x: TensorProxy, weight: TensorProxy, bias: TensorProxy | None = None) -> TensorProxy:
+def _linear_meta(x: Any, weight: Any, bias: Any = None) -> TensorProxy:
     return TensorProxy(like=x, shape=(*x.shape[:-1], weight.shape[0]))
 
 
-def _gumbel_noise_meta(seeds_B: TensorProxy, positions_BT: TensorProxy, ids: TensorProxy) -> TensorProxy:
+def _gumbel_noise_meta(seeds_B: Any, positions_BT: Any, ids: Any) -> TensorProxy:
     shape = (*positions_BT.shape, ids.shape[-1])
     return TensorProxy(shape=shape, dtype=dtypes.float64, device=ids.device, requires_grad=False)
 
@@ -74,7 +77,7 @@ for _operation, _meta in _METAS.items():
 
 def jit(function: Any) -> Any:
     """Return `function` jitted by Thunder with litspec's operations kept whole."""
-    return thunder.jit(function, executors=[litspec_executor, thunder.pytorch_executor])
+    return thunder.jit(function, executors=[litspec_executor, "torch"])
 
 
 def last_trace(jitted: Any) -> Any:

@@ -51,7 +51,9 @@ def index_copy_2d_(t: Tensor, dim: int, idx: Tensor, src: Tensor, *, rows_B: Ten
     B, T = idx.shape
     wanted = (B, T, *t.shape[1:]) if dim == 0 else (B, *t.shape[1:dim], T, *t.shape[dim + 1 :])
     if tuple(src.shape) != wanted or src.dtype != t.dtype:
-        raise ValueError(f"src was {tuple(src.shape)} {src.dtype}; for this t, dim and idx it must be {wanted} {t.dtype}")
+        raise ValueError(
+            f"src was {tuple(src.shape)} {src.dtype}; for this t, dim and idx it must be {wanted} {t.dtype}"
+        )
     if dim == 0:
         t[idx] = src
     else:
@@ -80,7 +82,9 @@ def _checked_dim(t: Tensor, dim: int, idx: Tensor, rows_B: Tensor | None) -> int
             raise ValueError("rows_B was given with dim = 0, which is a plain gather; leave it out")
     elif rows_B is not None:
         if tuple(rows_B.shape) != (idx.shape[0],):
-            raise ValueError(f"rows_B was {tuple(rows_B.shape)}; idx has {idx.shape[0]} rows, so it must be ({idx.shape[0]},)")
+            raise ValueError(
+                f"rows_B was {tuple(rows_B.shape)}; idx has {idx.shape[0]} rows, so it must be ({idx.shape[0]},)"
+            )
     elif t.shape[0] != idx.shape[0]:
         raise ValueError(f"t has {t.shape[0]} rows and idx {idx.shape[0]}; they must agree unless rows_B maps them")
     return dim

@@ -1,9 +1,10 @@
 """Gumbel noise as a pure function of (seed, position, token id).
 
-Adding it to the scores and taking the argmax draws from their softmax (the Gumbel-max trick). Because the noise depends
-on nothing but its key, a token drawn at a position is the same whether it is drawn alone, in a window, beside other
-rows, by the target or by a draft that shares the key: this is what keeps speculation invisible (Daliri, Musco and Suresh,
-arXiv 2408.07978). The hash is the SplitMix64 generator (Steele, Lea and Flood, OOPSLA 2014), started per (seed, position).
+Adding it to the scores and taking the argmax draws from their softmax (the Gumbel-max trick). Because the noise
+depends on nothing but its key, a token drawn at a position is the same whether it is drawn alone, in a window, beside
+other rows, by the target or by a draft that shares the key: this is what keeps speculation invisible (Daliri, Musco
+and Suresh, arXiv 2408.07978). The hash is the SplitMix64 generator (Steele, Lea and Flood, OOPSLA 2014), started per
+(seed, position).
 """
 
 from __future__ import annotations

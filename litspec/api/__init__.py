@@ -1,0 +1,1 @@
+"""What users touch: the LLM class, the server's rooms, their configuration."""
