@@ -10,7 +10,7 @@ import asyncio
 import threading
 import uuid
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -20,6 +20,7 @@ from litspec.api.text import Messages, chat_ids, is_messages, is_token_ids, prom
 from litspec.engine.emission import Emission
 from litspec.engine.engine import Engine
 from litspec.engine.request import Completion, ParameterError, Request, SamplingParams
+from litspec.model.compile import CompileMode
 from litspec.model.tokenizer import IncrementalDetokenizer, Tokenizer
 
 
@@ -62,7 +63,7 @@ class LLM:
         max_seq_length: int | None = None,
         dtype: str = "auto",
         quantize: str = "none",
-        compile: str = "thunder",
+        compile: CompileMode = "thunder",
         device: str = "auto",
         tokenizer: str | None = None,
     ) -> LLM:
@@ -87,14 +88,14 @@ class LLM:
                 what to do.
         """
         options = LoadOptions(
-            draft,
-            num_draft_tokens,
-            max_batch_size,
-            max_seq_length,
-            dtype,
-            quantize,
-            compile,
-            device,  # pyright: ignore[reportArgumentType]
+            draft=draft,
+            num_draft_tokens=num_draft_tokens,
+            max_batch_size=max_batch_size,
+            max_seq_length=max_seq_length,
+            dtype=dtype,
+            quantize=quantize,
+            compile=compile,
+            device=device,
         )
         opened = open_model(model, tokenizer=tokenizer)
         engine = build_engine(opened, options)
@@ -150,13 +151,13 @@ class LLM:
         )
 
     @overload
-    def generate(
-        self, prompt: str | Sequence[int], params: SamplingParams | None = None, **given: Any
-    ) -> Completion: ...
+    def generate(self, prompt: str, params: SamplingParams | None = None, **given: Any) -> Completion: ...
+    @overload
+    def generate(self, prompt: list[int], params: SamplingParams | None = None, **given: Any) -> Completion: ...
     @overload
     def generate(
         self,
-        prompt: Sequence[str] | Sequence[Sequence[int]],
+        prompt: list[str] | list[list[int]],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         **given: Any,
     ) -> list[Completion]: ...
@@ -217,7 +218,7 @@ class LLM:
 
     def stream(
         self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None, **given: Any
-    ) -> Iterator[Chunk]:
+    ) -> Generator[Chunk, None, None]:
         """Complete a prompt, or answer a chat, piece by piece.
 
         A piece's text is certain: it holds no half of a character and nothing that a stop string may still take back.
@@ -245,7 +246,7 @@ class LLM:
             while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
                 yield chunk
         finally:
-            await asyncio.to_thread(chunks.close)  # pyright: ignore[reportAttributeAccessIssue]
+            await asyncio.to_thread(chunks.close)
 
     def close(self) -> None:
         """End every request and let go of the model; calls after this one raise RuntimeError."""
@@ -301,7 +302,7 @@ class LLM:
                 self._inboxes[request.id] = deque()
                 self.engine.add_request(request)
 
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
+    def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
         try:
             for emission in self._emissions(request):
                 if emission.text or emission.completion is not None:

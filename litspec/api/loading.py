@@ -117,11 +117,7 @@ def open_model(name: str, *, role: str = "target", tokenizer: str | None = None)
     check_vocabulary(tokens, checkpoint.config.vocab_size)
     template = None
     if checkpoint.chat_template is not None:
-        template = ChatTemplate(
-            checkpoint.chat_template,
-            bos_token=_piece(tokens, tokens.bos_token_id),
-            eos_token=_piece(tokens, min(tokens.eos_token_ids or checkpoint.eos_token_ids, default=None)),
-        )
+        template = ChatTemplate.for_tokenizer(checkpoint.chat_template, tokens)
     return OpenedModel(
         name=name,
         config=checkpoint.config,
@@ -195,10 +191,6 @@ def _context(config: Config, max_seq_length: int | None) -> int:
             f"allowed: 2 to {config.block_size}"
         )
     return max_seq_length
-
-
-def _piece(tokenizer: Tokenizer, token_id: int | None) -> str | None:
-    return None if token_id is None else tokenizer.id_to_piece(token_id)
 
 
 def _check_count(name: str, value: Any, low: int, high: int) -> None:
