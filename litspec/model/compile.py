@@ -23,6 +23,17 @@ from litspec.model.window import pack_window
 
 CompileMode = Literal["thunder", "none"]
 Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
+def _import_executor() -> Any:
+    try:
+        from litspec.ops import executor
+    except (ImportError, AttributeError) as fault:
+        raise ValueError(
+            f'compile was "thunder", which cannot be imported here ({fault}); install lightning-thunder 0.2.6, or load '
+            'with compile="none", which gives the same tokens'
+        ) from fault
+    return executor
+
+
 _ARGUMENT_NAMES = tuple(inspect.signature(block_forward).parameters)[1:]
 _SLOTS = _ARGUMENT_NAMES.index("slots_B")
 _NUM_ACTIVATIONS = _ARGUMENT_NAMES.index("attention_norm")
@@ -127,8 +138,7 @@ class CompiledGPT:
         Thunder runs the function once to make its trace. It then writes the same values to the same positions as the
         call that follows, so the cache is left as that call leaves it.
         """
-        from litspec.ops import executor
-
+        executor = _import_executor()
         started = time.perf_counter()
         config = self.config
 

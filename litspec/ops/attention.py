@@ -90,7 +90,9 @@ def cached_attention(
 
 
 def _slot_rows(cache_SKND: Tensor, slots_B: Tensor) -> Tensor:
-    """Return the rows of the slots; a view where there is only one, which saves the copy of a whole context."""
-    if slots_B.shape[0] == 1 and not cache_SKND.is_cuda:
-        return cache_SKND.narrow(0, int(slots_B[0]), 1)
+    """Return the rows of the slots; a view where they stand side by side, which saves a copy of every context."""
+    if not cache_SKND.is_cuda:
+        slots = slots_B.tolist()
+        if slots == list(range(slots[0], slots[0] + len(slots))):
+            return cache_SKND.narrow(0, slots[0], len(slots))
     return cache_SKND[slots_B]
