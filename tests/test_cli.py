@@ -45,6 +45,7 @@ class FakeLLM:
     answer: ClassVar[list[str]] = ["Hello", " wörld"]
     error: ClassVar[str | None] = None
     closed_streams: ClassVar[int] = 0
+    has_template: ClassVar[bool] = True
     options: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -60,12 +61,24 @@ class FakeLLM:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def prepare(self, prompt: Any, params: SamplingParams) -> None:
-        if not prompt:
+    @property
+    def engine(self) -> FakeLLM:
+        return self
+
+    def prepare(self, prompt: Any, params: SamplingParams) -> Any:
+        return prompt
+
+    def check_request(self, request: Any) -> None:
+        if not request:
             raise ParameterError("prompt was ''; allowed: a text of at least one token", param="prompt")
 
     def stream(self, prompt: Any, params: SamplingParams) -> Any:
         FakeLLM.asked.append((prompt, params))
+        if not self.has_template and not isinstance(prompt, str):
+            raise ParameterError("this model has no chat template", param="messages")
+        return self.chunks()
+
+    def chunks(self) -> Any:
         try:
             for word in self.answer:
                 if word == "<ctrl-c>":
@@ -85,7 +98,7 @@ def fake_llm(monkeypatch: pytest.MonkeyPatch) -> type[FakeLLM]:
     module.LLM = FakeLLM  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litspec.api.llm", module)
     FakeLLM.loads, FakeLLM.asked, FakeLLM.closed_streams = [], [], 0
-    FakeLLM.answer, FakeLLM.error = ["Hello", " wörld"], None
+    FakeLLM.answer, FakeLLM.error, FakeLLM.has_template = ["Hello", " wörld"], None, True
     return FakeLLM
 
 
@@ -117,6 +130,13 @@ def test_prompt_from_standard_input_loses_its_last_newline_only(fake_llm, monkey
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\ntwo\n\n"))
     assert main(["generate", "--prompt", "-", "--raw"]) == 0
     assert fake_llm.asked[0][0] == "one\ntwo\n"
+
+
+def test_a_model_without_a_template_needs_raw(fake_llm, capsys):
+    fake_llm.has_template = False
+    assert main(["generate", "--prompt", "Hi"]) == 2
+    assert "--raw feeds the prompt" in capsys.readouterr().err
+    assert main(["generate", "--prompt", "Hi", "--raw"]) == 0
 
 
 def test_only_given_sampling_flags_reach_sampling_params(fake_llm):
