@@ -124,6 +124,7 @@ class GPT(nn.Module):
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.n_embd), requires_grad=False)
         wide = torch.promote_types(self.embedding.dtype, torch.float32)
         cos_MD, sin_MD = rope_table(config.rope, config.head_size, self.max_seq_length)
+        self._logits_dtype = wide
         device = self.embedding.device
         self.register_buffer("cos_MD", cos_MD.to(device, wide), persistent=False)
         self.register_buffer("sin_MD", sin_MD.to(device, wide), persistent=False)
@@ -202,7 +203,7 @@ class GPT(nn.Module):
         """Return the logits of hidden states (…, C): (…, V), float32 (float64 in a float64 model)."""
         head = self.embedding if self.config.tie_embeddings else self.head
         logits = linear(rms_norm(hidden, self.norm, self.config.norm_eps), head)
-        return logits.to(torch.promote_types(logits.dtype, torch.float32))
+        return logits.to(self._logits_dtype)
 
     def forward(
         self,

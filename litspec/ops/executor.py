@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from litspec.ops.attention import cached_attention
+from litspec.ops.index2d import index_select_2d
 from litspec.ops.layers import apply_rope, linear, rms_norm, silu_mul
 from litspec.ops.noise import gumbel_noise
 
@@ -58,6 +59,13 @@ def _linear_meta(x: Any, weight: Any, bias: Any = None) -> TensorProxy:
     return TensorProxy(like=x, shape=(*x.shape[:-1], weight.shape[0]))
 
 
+def _index_select_2d_meta(t: Any, dim: int, idx: Any, *, rows_B: Any = None) -> TensorProxy:
+    dim %= t.ndim
+    before = () if dim == 0 else (idx.shape[0], *t.shape[1:dim])
+    selected = tuple(idx.shape) if dim == 0 else (idx.shape[1],)
+    return TensorProxy(like=t, shape=(*before, *selected, *t.shape[dim + 1 :]))
+
+
 def _gumbel_noise_meta(seeds_B: Any, positions_BT: Any, ids: Any) -> TensorProxy:
     shape = (*positions_BT.shape, ids.shape[-1])
     return TensorProxy(shape=shape, dtype=dtypes.float64, device=ids.device, requires_grad=False)
@@ -69,6 +77,7 @@ _METAS: dict[Callable[..., Any], Callable[..., Any]] = {
     apply_rope: _like_first,
     silu_mul: _like_first,
     cached_attention: _like_first,
+    index_select_2d: _index_select_2d_meta,
     gumbel_noise: _gumbel_noise_meta,
 }
 for _operation, _meta in _METAS.items():
