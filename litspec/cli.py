@@ -103,7 +103,7 @@ def _build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     bench = add_command("bench", "measure on this machine what speculation gains")
     bench.add_argument("--scenario", type=str, default="decode", help="what to measure: decode (default)")
     bench.add_argument("--repeats", type=int, default=3, help="runs of every prompt (default: 3)")
-    bench.add_argument("--max-new-tokens", type=int, default=128, help="tokens per answer, at most (default: 128)")
+    bench.add_argument("--max-new-tokens", type=int, default=64, help="tokens per answer, at most (default: 64)")
     bench.add_argument("--json", type=str, default=None, help="write the figures to this file; - is standard output")
     bench.add_argument("--plot", type=str, default=None, help="draw the ratios into this PNG (pip: litspec[bench])")
     add_config_flags(bench, EngineConfig)

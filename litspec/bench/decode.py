@@ -8,6 +8,7 @@ Answers end where the model ends them: text forced beyond that repeats itself, w
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from importlib import metadata
 from importlib.resources import files
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,7 +28,10 @@ from litspec.bench.scenario import BenchOptions
 from litspec.engine.request import Completion, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
+
     from litspec.api.llm import LLM
+    from litspec.model.compile import CompiledGPT
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,8 @@ class PromptResult:
     """What one prompt gave; times are medians over the repeats, None where the answer had fewer than two tokens.
 
     `ratio` is draft speed over plain speed, the median of the repeats' own ratios. `first_difference` is the index of
-    the first token that differs between the arms, None where they are equal.
+    the first token that differs between the arms, and `is_tie` says whether rounding can explain it; None where the
+    arms are equal.
     """
 
     id: str
@@ -56,6 +61,7 @@ class PromptResult:
     acceptance_rate: float | None
     acceptance_length: float | None
     first_difference: int | None
+    is_tie: bool | None
     draft_runs: list[float | None]
     plain_runs: list[float | None]
 
@@ -80,6 +86,11 @@ class DecodeReport:
         """Prompts whose token ids are the same in both arms."""
         return sum(p.first_difference is None for p in self.prompts)
 
+    @property
+    def num_ties(self) -> int:
+        """Prompts whose token ids differ, the first time at a tie."""
+        return sum(p.is_tie is True for p in self.prompts)
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report as JSON-ready values, the ratio first."""
         return {
@@ -87,6 +98,7 @@ class DecodeReport:
             "ratio": self.ratio(),
             "ratio_by_kind": {kind: self.ratio(kind) for kind in sorted({p.kind for p in self.prompts})},
             "equal": self.num_equal,
+            "ties": self.num_ties,
             "prompts": [asdict(p) for p in self.prompts],
             "settings": self.settings,
             "machine": self.machine,
@@ -117,13 +129,17 @@ def measure_decode(options: BenchOptions, config: EngineConfig) -> DecodeReport:
             _answer(llm, prompts[0], params.model_copy(update={"max_new_tokens": 8}))
         task = progress.add_task("decode", total=len(prompts) * options.repeats * len(arms))
         runs = _take_turns(arms, prompts, params, options.repeats, lambda: progress.advance(task))
-    results = [_result(prompt, *pair) for prompt, pair in zip(prompts, runs, strict=True)]
+        results = [_result(plain, prompt, *pair) for prompt, pair in zip(prompts, runs, strict=True)]
     settings = {**asdict(config), "repeats": options.repeats, "max_new_tokens": options.max_new_tokens}
     return DecodeReport(settings=settings, machine=describe_machine(), prompts=results)
 
 
+def _messages(prompt: Prompt) -> list[dict[str, str]]:
+    return [{"role": "user", "content": prompt.prompt}]
+
+
 def _answer(llm: LLM, prompt: Prompt, params: SamplingParams) -> Completion:
-    completion = llm.chat([{"role": "user", "content": prompt.prompt}], params)
+    completion = llm.chat(_messages(prompt), params)
     assert isinstance(completion, Completion)
     return completion
 
@@ -142,7 +158,9 @@ def _take_turns(
     return runs
 
 
-def _result(prompt: Prompt, drafted: list[Completion], plain: list[Completion]) -> PromptResult:
+def _result(llm: LLM, prompt: Prompt, drafted: list[Completion], plain: list[Completion]) -> PromptResult:
+    a, b = drafted[0].token_ids, plain[0].token_ids
+    index = first_difference(a, b)
     draft_runs = [_decode_speed(completion) for completion in drafted]
     plain_runs = [_decode_speed(completion) for completion in plain]
     stats = drafted[0].stats
@@ -155,7 +173,10 @@ def _result(prompt: Prompt, drafted: list[Completion], plain: list[Completion]) 
         completion_tokens=plain[0].completion_tokens,
         acceptance_rate=stats.acceptance_rate,
         acceptance_length=stats.acceptance_length,
-        first_difference=first_difference(drafted[0].token_ids, plain[0].token_ids),
+        first_difference=index,
+        is_tie=None
+        if index is None
+        else _is_tie(llm, prompt, b[:index], {*a[index : index + 1], *b[index : index + 1]}),
         draft_runs=draft_runs,
         plain_runs=plain_runs,
     )
@@ -175,6 +196,29 @@ def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
     if list(a) == list(b):
         return None
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _is_tie(llm: LLM, prompt: Prompt, common_ids: list[int], candidates: set[int]) -> bool:
+    """Return whether two tokens after a common text score so alike that rounding may prefer either."""
+    import torch
+
+    if len(candidates) < 2:
+        return False
+    prompt_ids = llm.prepare(_messages(prompt), SamplingParams()).prompt_ids
+    gpt = cast("CompiledGPT", llm.engine.target).gpt
+    with torch.inference_mode():
+        idx = torch.tensor([prompt_ids + common_ids], device=gpt.embedding.device)
+        scores = gpt(idx)[0, -1, sorted(candidates)]
+    return float(scores.max() - scores.min()) <= tie_tolerance(float(scores.max()), gpt.embedding.dtype)
+
+
+def tie_tolerance(score: float, dtype: torch.dtype) -> float:
+    """Return how far from `score` another still ties with it: 1e-4 in float32, 2 units in its last place in less."""
+    import torch
+
+    if dtype.itemsize >= 4:
+        return 1e-4 if dtype == torch.float32 else 0.0
+    return 2 * torch.finfo(dtype).eps * 2.0 ** math.floor(math.log2(max(abs(score), 1e-30)))
 
 
 def describe_machine() -> dict[str, Any]:

@@ -46,7 +46,7 @@ def decode_table(report: DecodeReport) -> Table:
     table.add_column("tokens/\nround", justify="right")
     table.add_column("same\ntokens", footer=f"{report.num_equal} of {len(report.prompts)}")
     for p in report.prompts:
-        same = "yes" if p.first_difference is None else f"to {p.first_difference}"
+        same = "yes" if p.first_difference is None else f"{'tie' if p.is_tie else 'NO'} at {p.first_difference}"
         accepted = "-" if p.acceptance_rate is None else f"{p.acceptance_rate:.0%}"
         speeds = (_number(p.ratio, 2), _number(p.draft_tokens_per_s, 1), _number(p.plain_tokens_per_s, 1))
         length = _number(p.acceptance_length, 2)

@@ -32,7 +32,7 @@ class BenchOptions:
 
     scenario: str = "decode"
     repeats: int = 3
-    max_new_tokens: int = 128
+    max_new_tokens: int = 64
     json_file: str | None = None
     plot_file: str | None = None
 

@@ -8,9 +8,17 @@ import types
 from typing import Any
 
 import pytest
+import torch
 
 from litspec.api.config import EngineConfig
-from litspec.bench.decode import DecodeReport, PromptResult, builtin_prompts, first_difference, measure_decode
+from litspec.bench.decode import (
+    DecodeReport,
+    PromptResult,
+    builtin_prompts,
+    first_difference,
+    measure_decode,
+    tie_tolerance,
+)
 from litspec.bench.report import draw_ratios, show
 from litspec.bench.scenario import BenchOptions, run_scenario
 from litspec.engine.request import Completion, SamplingParams
@@ -26,6 +34,17 @@ class FakeStats(RequestStats):
         return {"decode_tokens_per_s": self.speed}
 
 
+class FakeGPT:
+    """After the prompt and the tokens 1, 2 the tokens 3 and 4 score `gap` apart."""
+
+    gap = 0.0
+    embedding = torch.zeros(1)
+
+    def __call__(self, idx: torch.Tensor) -> torch.Tensor:
+        assert idx.tolist() == [[9, 9, 1, 2]]
+        return torch.tensor([0.0, 0.0, 0.0, 5.0, 5.0 + self.gap]).expand(1, 4, 5)
+
+
 class FakeLLM:
     """Decodes at 30 tokens a second with a draft and 10 without, and notes whose turn it was."""
 
@@ -33,6 +52,10 @@ class FakeLLM:
 
     def __init__(self, draft: str | None) -> None:
         self.draft = draft
+        self.engine = types.SimpleNamespace(target=types.SimpleNamespace(gpt=FakeGPT()))
+
+    def prepare(self, messages: list[dict[str, str]], params: SamplingParams) -> Any:
+        return types.SimpleNamespace(prompt_ids=[9, 9])
 
     @classmethod
     def load(cls, model: str, *, draft: str | None, **_: Any) -> FakeLLM:
@@ -53,11 +76,15 @@ class FakeLLM:
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> DecodeReport:
+def fake_llm(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("litspec.api.llm")
     module.LLM = FakeLLM  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "litspec.api.llm", module)
     FakeLLM.turns = []
+
+
+@pytest.fixture
+def report(fake_llm: None) -> DecodeReport:
     return measure_decode(BenchOptions(repeats=2), EngineConfig())
 
 
@@ -81,6 +108,20 @@ def test_report_has_ratio_acceptance_and_the_first_difference(report):
     assert (first["ratio"], first["acceptance_rate"], first["acceptance_length"]) == (3.0, 0.75, 4.0)
     assert first["first_difference"] == 2
     assert report.num_equal == 0
+
+
+@pytest.mark.parametrize(("gap", "is_tie"), [(0.00005, True), (0.001, False)])
+def test_a_difference_is_a_tie_only_where_scores_are_alike(monkeypatch, fake_llm, gap, is_tie):
+    monkeypatch.setattr(FakeGPT, "gap", gap)
+    report = measure_decode(BenchOptions(repeats=1), EngineConfig())
+    assert {p.is_tie for p in report.prompts} == {is_tie}
+    assert report.num_ties == (len(report.prompts) if is_tie else 0)
+
+
+def test_tie_tolerance():
+    assert tie_tolerance(20.0, torch.float32) == 1e-4
+    assert tie_tolerance(20.0, torch.float64) == 0.0
+    assert tie_tolerance(20.0, torch.bfloat16) == 2 * 0.125  # between 16 and 32 bfloat16 steps by an eighth
 
 
 def test_overall_ratio_weighs_by_time():
