@@ -87,7 +87,7 @@ class ModelProposer:
         hidden_B2C, slots_B = self._feed(rows, runs, starts, num_rows=num_rows, width=2)
 
         def feed(idx_B1: Tensor, input_pos_B1: Tensor) -> Tensor:
-            return self._logits(self.model.hidden(idx_B1, input_pos_B1, cache=self.cache, slots=slots_B)[:, -1])
+            return self._logits(self._hidden(idx_B1, input_pos_B1, slots_B)[:, -1])
 
         drafted_BG = draft_tokens(
             feed,
@@ -123,5 +123,9 @@ class ModelProposer:
             scratch_slot=self.cache.scratch_slot,
             device=self.model.device,
         )
-        hidden = self.model.hidden(window.idx_BT, window.input_pos_BT, cache=self.cache, slots=window.slots_B)
-        return hidden, window.slots_B
+        return self._hidden(*window), window.slots_B
+
+    def _hidden(self, idx_BT: Tensor, input_pos_BT: Tensor, slots_B: Tensor) -> Tensor:
+        """Feed tokens; an id that only the target's larger padding has is fed as the draft's last one."""
+        known_BT = idx_BT.clamp(max=self.model.vocab_size - 1)
+        return self.model.hidden(known_BT, input_pos_BT, cache=self.cache, slots=slots_B)
