@@ -60,7 +60,8 @@ def filter_threshold(
     lowest = best_BTN[..., -1]
     knows_k = ~has_top_k | (kth[..., 0] > lowest)
     knows_p = ~has_top_p | (reached.any(-1) & (crossing > lowest))
-    is_exact = (knows_k & knows_p) if vocab_size > N else torch.ones_like(knows_k & knows_p)
+    cuts = has_top_k | has_top_p  # a top_k from the vocabulary's size on cuts nothing: then every token is a candidate
+    is_exact = (cuts & knows_k & knows_p) if vocab_size > N else torch.ones_like(knows_k & knows_p)
     return Threshold(score, is_exact)
 
 
