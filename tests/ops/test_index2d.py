@@ -147,7 +147,11 @@ ERRORS = [
     ((T43, 1, I42[0]), {}, r"idx was \(2,\) torch.int64; it must be 2-D \(B, T\) and int32 or int64"),
     ((T43, 1, I42.float()), {}, r"idx was \(4, 2\) torch.float32; it must be 2-D"),
     ((T43, 1, I42.bool()), {}, r"idx was \(4, 2\) torch.bool; it must be 2-D"),
-    ((T43, 0, I42), {"rows_B": torch.arange(4)}, "rows_B was given with dim = 0, which is a plain gather; leave it out"),
+    (
+        (T43, 0, I42),
+        {"rows_B": torch.arange(4)},
+        "rows_B was given with dim = 0, which is a plain gather",
+    ),
     ((T43, -2, I42), {"rows_B": torch.arange(4)}, "rows_B was given with dim = 0"),
     ((T43, 1, I42[:2]), {}, "t has 4 rows and idx 2; they must agree unless rows_B maps them"),
     ((T43, 1, I42), {"rows_B": torch.arange(3)}, r"rows_B was \(3,\); idx has 4 rows, so it must be \(4,\)"),

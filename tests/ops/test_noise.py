@@ -1,4 +1,4 @@
-"""gumbel_noise: its bits against SplitMix64 in Python's integers, its distribution, and that nothing but the key counts.
+"""gumbel_noise: its bits against SplitMix64 in Python's integers, its distribution, and that only the key counts.
 
 SP-08 (uniform draws that degenerate) is here; what is drawn with the noise is in test_sample.py.
 """
