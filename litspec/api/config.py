@@ -47,9 +47,9 @@ def one_of(options: Any, help: str) -> dict[str, Any]:
     return about(help, allowed=", ".join(names), accepts=lambda value: value in names)
 
 
-def from_one(help: str) -> dict[str, Any]:
-    """Return the metadata of a field that counts something, from 1."""
-    return about(help, allowed="an integer from 1", accepts=lambda value: _is_int(value, 1))
+def count(help: str, *, most: int) -> dict[str, Any]:
+    """Return the metadata of a field that counts something, from 1 to `most`."""
+    return about(help, allowed=f"an integer from 1 to {most}", accepts=lambda value: _is_int(value, 1, most))
 
 
 def _is_text(value: Any) -> bool:
@@ -77,7 +77,7 @@ def _is_draft(value: Any) -> bool:
 
 def _is_device(value: Any) -> bool:
     kind, colon, index = value.partition(":") if isinstance(value, str) else ("", "", "")
-    return (value in ("auto", "cpu", "cuda")) or (kind == "cuda" and colon == ":" and index.isdecimal())
+    return (value in ("auto", "cpu", "cuda", "mps")) or (kind == "cuda" and colon == ":" and index.isdecimal())
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,18 @@ class EngineConfig:
     )
     num_draft_tokens: int = field(
         default=4,
-        metadata=from_one("tokens that the draft proposes in a round, at most; `draft: none` switches drafting off"),
+        metadata=count(
+            "tokens that the draft proposes in a round, at most; `draft: none` switches drafting off", most=64
+        ),
     )
-    max_batch_size: int = field(default=8, metadata=from_one("requests that run at once, each in a slot of the cache"))
+    max_batch_size: int = field(
+        default=8, metadata=count("requests that run at once, each in a slot of the cache", most=1024)
+    )
     max_seq_length: int | None = field(
         default=None,
         metadata=about(
-            "tokens of prompt and answer together that a slot holds; null takes the model's own context",
-            allowed="an integer from 2, or null for the model's own context",
+            "tokens of prompt and answer together; null is 2048, or the model's own context if that is smaller",
+            allowed="an integer from 2, or null for 2048 or the model's own context if that is smaller",
             accepts=lambda value: value is None or _is_int(value, 2),
         ),
     )
@@ -128,7 +132,9 @@ class EngineConfig:
     device: str = field(
         default="auto",
         metadata=about(
-            "where the model runs: auto, cpu, cuda or cuda:N", allowed="auto, cpu, cuda, cuda:N", accepts=_is_device
+            "where the model runs: auto, cpu, cuda, cuda:N or mps",
+            allowed="auto, cpu, cuda, cuda:N, mps",
+            accepts=_is_device,
         ),
     )
 
@@ -175,7 +181,7 @@ class ServeConfig(EngineConfig):
         ),
     )
     workers_per_device: int = field(
-        default=1, metadata=from_one("copies of the model on each device, each in a process of its own")
+        default=1, metadata=count("copies of the model on each device, each in a process of its own", most=64)
     )
     served_model_name: str | None = field(
         default=None,

@@ -67,6 +67,7 @@ class SpecLitAPI(LitAPI):
         """Load what the config names onto the device that LitServe gave this worker."""
         from litspec.api.llm import LLM  # brings torch: only workers need it
 
+        device = device if device.startswith("cuda") else device.partition(":")[0]  # LitServe says mps:0
         return LLM.load(self.config.model, **{**self.config.load_options(), "device": device})
 
     def health(self) -> bool:

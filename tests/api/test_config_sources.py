@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from litspec.api.config import (
     given_flags,
     load_config,
 )
+from litspec.api.llm import LLM
+from litspec.api.loading import LoadOptions
 
 
 def write(folder: Path, text: str) -> Path:
@@ -50,6 +53,8 @@ def parse(*flags: str, cls: type[EngineConfig] = ServeConfig) -> dict[str, Any]:
         ("num_draft_tokens", 2.0, "from 1"),
         ("max_batch_size", -1, "from 1"),
         ("max_batch_size", None, "from 1"),
+        ("num_draft_tokens", 65, "to 64"),
+        ("max_batch_size", 1025, "to 1024"),
         ("max_seq_length", 1, "from 2"),
         ("max_seq_length", "null", "from 2"),
         ("dtype", "fp16", "float16"),
@@ -104,6 +109,19 @@ def test_what_is_allowed_is_kept(values: dict[str, Any]):
     assert {name: getattr(config, name) for name in values} == values
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.model = "other"  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_fields_and_defaults_are_those_of_llm_load():
+    parameters = inspect.signature(LLM.load).parameters
+    assert set(parameters) == {"model", "tokenizer", *EngineConfig().load_options()}
+    assert {name: parameters[name].default for name in EngineConfig().load_options()} == EngineConfig().load_options()
+
+
+@pytest.mark.parametrize(("key", "most"), [("num_draft_tokens", 64), ("max_batch_size", 1024)])
+def test_limits_are_those_of_llm_load(key: str, most: int):
+    assert LoadOptions(**EngineConfig(**{key: most}).load_options())
+    with pytest.raises(ValueError, match=f"to {most}"):
+        LoadOptions(**{key: most + 1})
 
 
 def test_the_name_is_the_models_unless_another_is_given():
