@@ -124,7 +124,7 @@ def test_a_worker_that_dies_is_an_error_to_its_clients_and_ends_the_server(tmp_p
         os.kill(server.worker(), signal.SIGKILL)
         assert [request.result().status_code for request in waiting] == [500, 500]
         assert "has died" in stream.result().text
-        assert time.monotonic() - begun < 2.0
+        assert time.monotonic() - begun < 4.0, "not the 10 s that the answers would have taken"
         assert server.process.wait(15.0) == 1
         assert wait_until_gone(family) == set()
         assert server.output.count("litspec: error:") == 1
@@ -145,11 +145,11 @@ def test_two_workers_share_the_queue_and_both_hear_of_clients_that_leave(tmp_pat
     with running(server), ThreadPoolExecutor(8) as pool:
         server.wait_until_ready()
         begun = time.monotonic()
-        four = list(pool.map(lambda i: server.ask(prompt=f"p{i}", max_new_tokens=50, seed=i), range(4)))
-        assert time.monotonic() - begun < 1.9, "all four ran at once: one worker would have taken 2 s"
-        assert [answer.json()["text"] for answer in four] == [answer_text(f"p{i}", i, 50) for i in range(4)]
+        four = list(pool.map(lambda i: server.ask(prompt=f"p{i}", max_new_tokens=100, seed=i), range(4)))
+        assert time.monotonic() - begun < 3.8, "all four ran at once: one worker would have taken 4 s"
+        assert [answer.json()["text"] for answer in four] == [answer_text(f"p{i}", i, 100) for i in range(4)]
         for leaver in [pool.submit(server.ask, 0.5, prompt=f"l{i}", max_new_tokens=5000) for i in range(6)]:
             assert isinstance(leaver.exception(), httpx.ReadTimeout)
         begun = time.monotonic()
         assert server.ask(prompt="after", max_new_tokens=5, seed=1).json()["text"] == answer_text("after", 1, 5)
-        assert time.monotonic() - begun < 1.0
+        assert time.monotonic() - begun < 3.0
