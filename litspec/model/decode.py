@@ -61,7 +61,9 @@ class Sampling:
         temperature = [0.0 if t < GREEDY_BELOW else t for t in temperatures]
         return cls(
             temperature_B=torch.tensor(temperature, dtype=torch.float64, device=device),
-            top_k_B=torch.tensor([keep_all if k is None else k for k in top_ks], dtype=torch.int64, device=device),
+            top_k_B=torch.tensor(
+                [keep_all if k is None else min(k, keep_all) for k in top_ks], dtype=torch.int64, device=device
+            ),
             top_p_B=torch.tensor(top_ps, dtype=torch.float64, device=device),
             seeds_B=torch.tensor(seeds, dtype=torch.int64, device=device),
             greedy_rows=tuple(greedy),
