@@ -6,6 +6,7 @@ tokenizer; ids that only padding has may differ in number.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from litspec.draft import EarlyExitProposer, ModelProposer, NgramProposer, Proposer
+from litspec.draft.early_exit import check_num_layers
 from litspec.engine.engine import Engine
 from litspec.model.chat_template import ChatTemplate
 from litspec.model.checkpoint import open_checkpoint
@@ -78,6 +80,8 @@ class LoadOptions:
             raise ValueError(f'compile was {self.compile!r}; allowed: "thunder" or "none"')
         if self.draft is not None and not isinstance(self.draft, str):
             raise ValueError(f'draft was {self.draft!r}; allowed: "ngram", "early-exit:N", a model\'s name, or None')
+        _ = self.early_exit_layers
+        resolve_dtype(self.dtype, resolve_device(self.device))  # before anything is downloaded
 
     @property
     def early_exit_layers(self) -> int | None:
@@ -96,7 +100,9 @@ class LoadOptions:
         return self.draft if is_model else None
 
 
-def open_model(name: str, *, role: str = "target", tokenizer: str | None = None) -> OpenedModel:
+def open_model(
+    name: str | os.PathLike[str], *, role: str = "target", tokenizer: str | os.PathLike[str] | None = None
+) -> OpenedModel:
     """Find a model and read its headers.
 
     Args:
@@ -107,6 +113,11 @@ def open_model(name: str, *, role: str = "target", tokenizer: str | None = None)
     Raises:
         ValueError: there is no such model, or it is one that litspec cannot run exactly.
     """
+    if not isinstance(name, (str, os.PathLike)):
+        raise ValueError(
+            f"model was {type(name).__name__}; allowed: a name, a hub id, a folder or a .gguf file, as text"
+        )
+    name = os.fspath(name)
     if name == "debug":
         config = DEBUG_DRAFT if role == "draft" else DEBUG_TARGET
         tokens = ByteTokenizer()
@@ -144,11 +155,13 @@ def build_engine(target: OpenedModel, options: LoadOptions) -> Engine:
     if options.draft_model is not None:
         draft = open_model(options.draft_model, role="draft")
         check_same_tokenizer(target, draft)
+    layers = options.early_exit_layers
+    if layers is not None:
+        check_num_layers(target.config, layers)
     shapes = Shapes.plan(max_batch_size=options.max_batch_size, num_draft_tokens=num_draft_tokens)
     model = _fill(target, device, dtype, context, options.compile)
     cache = model.new_cache(options.max_batch_size)
     proposer: Proposer | None = None
-    layers = options.early_exit_layers
     if layers is not None:
         proposer = EarlyExitProposer(model, cache, num_layers=layers, shapes=shapes)
     elif draft is not None:

@@ -16,6 +16,7 @@ from litspec.draft.proposer import DraftRow, Proposal
 from litspec.draft.steps import draft_tokens, sampling_of, slot_of
 from litspec.kvcache import KVCache
 from litspec.model.compile import CompiledGPT
+from litspec.model.config import Config
 from litspec.model.window import Shapes, pack_window
 
 
@@ -33,11 +34,7 @@ class EarlyExitProposer:
     """
 
     def __init__(self, model: CompiledGPT, cache: KVCache, *, num_layers: int, shapes: Shapes) -> None:
-        if not 1 <= num_layers <= model.config.n_layer:
-            raise ValueError(
-                f"draft was early-exit:{num_layers}; {model.config.name} allows early-exit:1 to "
-                f"early-exit:{model.config.n_layer}"
-            )
+        check_num_layers(model.config, num_layers)
         self._model, self._cache, self._num_layers, self._shapes = model, cache, num_layers, shapes
 
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> Proposal:
@@ -95,3 +92,11 @@ class EarlyExitProposer:
             idx_B1, input_pos_B1, cache=self._cache, slots=slots_B, num_layers=self._num_layers
         )
         return self._model.logits(hidden_B1C[:, -1])
+
+
+def check_num_layers(config: Config, num_layers: int) -> None:
+    """Raise ValueError unless a target of this config has so many layers."""
+    if not 1 <= num_layers <= config.n_layer:
+        raise ValueError(
+            f"draft was early-exit:{num_layers}; {config.name} allows early-exit:1 to early-exit:{config.n_layer}"
+        )
