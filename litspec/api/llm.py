@@ -1,25 +1,24 @@
 """LLM: the Python door. Load a model, generate, chat, stream.
 
-It is safe to call from several threads: whoever waits for an answer drives the engine one step at a time under a lock,
-and every step's results go to the requests they belong to, so concurrent calls share one batch.
+It is safe to call from several threads: concurrent calls share one batch (api/driver.py).
 """
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import os
 import uuid
-from collections import deque
-from collections.abc import AsyncIterator, Generator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from litspec.api.driver import Driver
 from litspec.api.loading import LoadOptions, OpenedModel, build_engine, open_model
+from litspec.api.params import at_index, one_params, params_for
 from litspec.api.progress import show_progress
-from litspec.api.text import Messages, chat_ids, is_messages, is_token_ids, prompt_ids
-from litspec.engine.emission import Emission
+from litspec.api.text import Messages, chat_ids, is_prompt_list, plain_ids, prompt_ids
 from litspec.engine.engine import Engine
-from litspec.engine.request import Completion, ParameterError, Request, SamplingParams
+from litspec.engine.request import Completion, Request, SamplingParams
 from litspec.model.compile import CompileMode
 from litspec.model.tokenizer import IncrementalDetokenizer, Tokenizer
 
@@ -45,19 +44,16 @@ class LLM:
     """A loaded model; use `LLM.load`. A context manager that closes itself."""
 
     def __init__(self, opened: OpenedModel, engine: Engine, options: LoadOptions) -> None:
-        self.engine = engine
         self._opened = opened
         self._options = options
-        self._lock = threading.Lock()
-        self._inboxes: dict[str, deque[Emission]] = {}
-        self._is_closed = False
+        self._driver = Driver(engine)
 
     @classmethod
     def load(
         cls,
-        model: str,
+        model: str | os.PathLike[str],
         *,
-        draft: str | None = "ngram",
+        draft: str | os.PathLike[str] | None = "ngram",
         num_draft_tokens: int = 4,
         max_batch_size: int = 8,
         max_seq_length: int | None = None,
@@ -65,14 +61,13 @@ class LLM:
         quantize: str = "none",
         compile: CompileMode = "thunder",
         device: str = "auto",
-        tokenizer: str | None = None,
+        tokenizer: str | os.PathLike[str] | None = None,
     ) -> LLM:
         """Load a model and compile the shapes it will be fed.
 
         Args:
             model: a name (`smollm2-135m-instruct`, `debug`), a hub id, a folder, or a `.gguf` file.
-            draft: "ngram", "early-exit:N" (the target's first N layers), a model's name, or None. It never changes the
-                text.
+            draft: "ngram", "early-exit:N" (the target's first N layers), a model, or None; it never changes the text.
             num_draft_tokens: tokens that are drafted in a round, at most.
             max_batch_size: requests that run at once.
             max_seq_length: tokens of prompt and answer together; None is 2048, or the model's own context if smaller.
@@ -88,7 +83,7 @@ class LLM:
                 what to do.
         """
         options = LoadOptions(
-            draft=draft,
+            draft=os.fspath(draft) if isinstance(draft, os.PathLike) else draft,
             num_draft_tokens=num_draft_tokens,
             max_batch_size=max_batch_size,
             max_seq_length=max_seq_length,
@@ -102,6 +97,11 @@ class LLM:
         if compile == "thunder":
             engine.warm_up()
         return cls(opened, engine, options)
+
+    @property
+    def engine(self) -> Engine:
+        """The engine; a server that steps it itself may not call generate, chat or stream beside that."""
+        return self._driver.engine
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -136,7 +136,7 @@ class LLM:
         """Turn a prompt into a request: tokenise it, and fill what `params` leaves open from the model's own defaults.
 
         Raises:
-            ParameterError: a ValueError that names the field at fault.
+            ParameterError: names the field at fault.
         """
         ids = prompt_ids(prompt, self.tokenizer, self._opened.template)
         return self._request(ids, params, request_id)
@@ -151,9 +151,7 @@ class LLM:
         )
 
     @overload
-    def generate(self, prompt: str, params: SamplingParams | None = None, **given: Any) -> Completion: ...
-    @overload
-    def generate(self, prompt: list[int], params: SamplingParams | None = None, **given: Any) -> Completion: ...
+    def generate(self, prompt: str | list[int], params: SamplingParams | None = None, **given: Any) -> Completion: ...
     @overload
     def generate(
         self,
@@ -165,7 +163,8 @@ class LLM:
         """Complete a prompt, or each of a list of them.
 
         Args:
-            prompt: text (used as it stands, without a chat template), a list of token ids, or a list of either.
+            prompt: text (used as it stands, without a chat template), a list of token ids, or a list of either; an
+                empty list is no prompts, and gives an empty list.
             params: how to choose tokens; for a list of prompts one for all, or a list with one for each.
             **given: SamplingParams' fields, instead of `params`.
 
@@ -176,17 +175,10 @@ class LLM:
             ParameterError: a bad prompt or parameter; in a list the message starts with its index, and nothing has run.
             GenerationInterrupted: Ctrl-C; it holds what was finished.
         """
-        if isinstance(prompt, str) or (is_token_ids(prompt) and prompt != []):
-            return self._run([self._ids(prompt)], _one_params(params, given), is_list=False)[0]
-        if isinstance(prompt, Mapping) or is_messages(prompt):
-            raise ParameterError("the prompt was a list of messages; use chat(messages) for them", param="prompt")
-        if not isinstance(prompt, (list, tuple)):
-            raise ParameterError(
-                f"the prompt was {type(prompt).__name__}; allowed: text, a list of token ids, or a list of either",
-                param="prompt",
-            )
+        if not is_prompt_list(prompt):
+            return self._run([self._ids(prompt)], [one_params(params, given)], is_list=False)[0]
         ids = [self._ids(item, index) for index, item in enumerate(prompt)]
-        return self._run(ids, _params_for(params, given, len(ids)), is_list=True)
+        return self._run(ids, params_for(params, given, len(ids)), is_list=True)
 
     @overload
     def chat(self, messages: Messages, params: SamplingParams | None = None, **given: Any) -> Completion: ...
@@ -213,8 +205,8 @@ class LLM:
         """
         if isinstance(messages, (list, tuple)) and messages and isinstance(messages[0], (list, tuple)):
             ids = [self._chat_ids(item, index) for index, item in enumerate(messages)]
-            return self._run(ids, _params_for(params, given, len(ids)), is_list=True)
-        return self._run([self._chat_ids(messages)], _one_params(params, given), is_list=False)[0]
+            return self._run(ids, params_for(params, given, len(ids)), is_list=True)
+        return self._run([self._chat_ids(messages)], [one_params(params, given)], is_list=False)[0]
 
     def stream(
         self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None, **given: Any
@@ -233,27 +225,31 @@ class LLM:
             ParameterError: as in `generate`, before the first piece.
         """
         ids = prompt_ids(prompt, self.tokenizer, self._opened.template)
-        request = self._request(ids, _one_params(params, given)[0])
-        self._submit([request])
+        request = self._request(ids, one_params(params, given))
+        self.engine.check_request(request)
         return self._chunks(request)
 
     async def astream(
         self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None, **given: Any
     ) -> AsyncIterator[Chunk]:
-        """Do what `stream` does without blocking the event loop."""
+        """Do what `stream` does without blocking the event loop; end it early with `aclose()`."""
         chunks = self.stream(prompt, params, **given)
+        waiting: asyncio.Future[Chunk | None] | None = None
         try:
-            while (chunk := await asyncio.to_thread(next, chunks, None)) is not None:
+            while True:
+                waiting = asyncio.ensure_future(asyncio.to_thread(next, chunks, None))
+                chunk = await asyncio.shield(waiting)  # a thread cannot be cancelled: it comes to its next piece
+                if chunk is None:
+                    return
                 yield chunk
         finally:
-            await asyncio.to_thread(chunks.close)
+            if waiting is not None and not waiting.done():
+                await asyncio.wait([waiting])
+            chunks.close()
 
     def close(self) -> None:
         """End every request and let go of the model; calls after this one raise RuntimeError."""
-        with self._lock:
-            for request in [*self.engine.scheduler.running, *self.engine.scheduler.waiting]:
-                self._deliver([emission] if (emission := self.engine.abort(request.id)) else [])
-            self._is_closed = True
+        self._driver.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -262,117 +258,43 @@ class LLM:
         self.close()
 
     def _ids(self, prompt: Any, index: int | None = None) -> list[int]:
-        if is_messages(prompt):
-            prompt = None  # a chat inside generate's list: refused like any other type
-        return _at_index(index, lambda: prompt_ids(prompt, self.tokenizer, None))
+        return at_index(index, lambda: plain_ids(prompt, self.tokenizer))
 
     def _chat_ids(self, messages: Any, index: int | None = None) -> list[int]:
-        return _at_index(index, lambda: chat_ids(messages, self.tokenizer, self._opened.template))
+        return at_index(index, lambda: chat_ids(messages, self.tokenizer, self._opened.template))
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], *, is_list: bool) -> list[Completion]:
         requests = [self._request(ids, each) for ids, each in zip(prompts, params, strict=True)]
-        self._submit(requests, is_list=is_list)
+        for index, request in enumerate(requests):
+            at_index(index if is_list else None, lambda request=request: self.engine.check_request(request))
         completions: list[Completion | None] = [None] * len(requests)
         try:
+            self._driver.submit(requests)
             with show_progress(len(requests)) as advance:
                 for index, request in enumerate(requests):
-                    for emission in self._emissions(request):
+                    for emission in self._driver.emissions(request):
                         completions[index] = emission.completion
                     advance()
         except KeyboardInterrupt:
-            raise GenerationInterrupted(self._finished(requests, completions)) from None
+            finished = [c or _finished(request) for request, c in zip(requests, completions, strict=True)]
+            raise GenerationInterrupted(finished) from None
         finally:
-            self._forget(requests)
+            self._driver.leave(requests)
         return [completion for completion in completions if completion is not None]
 
-    def _finished(self, requests: list[Request], done: list[Completion | None]) -> list[Completion | None]:
-        return [
-            completion or (request.completion() if request.finish_reason is not None else None)
-            for request, completion in zip(requests, done, strict=True)
-        ]
-
-    def _submit(self, requests: list[Request], *, is_list: bool = False) -> None:
-        """Check all requests, then queue all; a bad one leaves nothing behind."""
-        with self._lock:
-            if self._is_closed:
-                raise RuntimeError("this LLM is closed; load it again")
-            for index, request in enumerate(requests):
-                _at_index(index if is_list else None, lambda request=request: self.engine.check_request(request))
-            for request in requests:
-                self._inboxes[request.id] = deque()
-                self.engine.add_request(request)
-
     def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
+        token_ids: list[int] = []
         try:
-            for emission in self._emissions(request):
+            self._driver.submit([request])
+            for emission in self._driver.emissions(request):
+                token_ids += emission.token_ids
                 if emission.text or emission.completion is not None:
-                    yield Chunk(emission.text, emission.token_ids, emission.completion)
+                    yield Chunk(emission.text, token_ids, emission.completion)
+                    token_ids = []
         finally:
-            self._forget([request])
-
-    def _emissions(self, request: Request) -> Iterator[Emission]:
-        """Yield a request's emissions up to its last, driving the engine while there are none."""
-        inbox = self._inboxes[request.id]
-        while True:
-            while inbox:
-                emission = inbox.popleft()
-                yield emission
-                if emission.completion is not None:
-                    return
-            with self._lock:
-                if not inbox:
-                    self._deliver(self.engine.step())
-
-    def _deliver(self, emissions: list[Emission]) -> None:
-        for emission in emissions:
-            if (inbox := self._inboxes.get(emission.request.id)) is not None:
-                inbox.append(emission)
-
-    def _forget(self, requests: list[Request]) -> None:
-        """Drop the requests' inboxes, ending those that still run."""
-        with self._lock:
-            for request in requests:
-                if self._inboxes.pop(request.id, None) is not None and request.finish_reason is None:
-                    self.engine.abort(request.id)
+            self._driver.leave([request])
 
 
-def _at_index(index: int | None, check: Any) -> Any:
-    """Return check(), putting the index of a list's element before its error."""
-    try:
-        return check()
-    except ParameterError as error:
-        if index is None:
-            raise
-        raise ParameterError(f"prompt {index}: {error}", param=error.param) from None
-
-
-_LITGPT_FORMS = {
-    "stream": "call llm.stream(…) instead",
-    "return_as_token_ids": "read completion.token_ids instead",
-    "sys_prompt": 'call llm.chat([{"role": "system", …}, …]) instead',
-}
-
-
-def _one_params(params: Any, given: dict[str, Any]) -> list[SamplingParams]:
-    return _params_for(params, given, 1)
-
-
-def _params_for(params: Any, given: dict[str, Any], num_prompts: int) -> list[SamplingParams]:
-    for name, form in _LITGPT_FORMS.items():
-        if name in given:
-            raise ParameterError(f"{name}= is LitGPT's form; {form}", param=name)
-    if params is not None and given:
-        raise ParameterError(f"params and {', '.join(given)} were both given; allowed: one of the two", param="params")
-    if params is None:
-        params = SamplingParams(**given)
-    if isinstance(params, SamplingParams):
-        return [params] * num_prompts
-    if not isinstance(params, (list, tuple)) or not all(isinstance(each, SamplingParams) for each in params):
-        raise ParameterError(
-            f"params was {type(params).__name__}; allowed: SamplingParams, or a list of them", param="params"
-        )
-    if len(params) != num_prompts:
-        raise ParameterError(
-            f"{len(params)} params were given for {num_prompts} prompts; give one each", param="params"
-        )
-    return list(params)
+def _finished(request: Request) -> Completion | None:
+    """Return the completion of a request that had ended before an interrupt ended the rest."""
+    return None if request.finish_reason in (None, "abort") else request.completion()

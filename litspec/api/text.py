@@ -26,6 +26,13 @@ def is_token_ids(prompt: Any) -> bool:
     return isinstance(prompt, (list, tuple)) and all(isinstance(i, int) and not isinstance(i, bool) for i in prompt)
 
 
+def is_prompt_list(prompt: Any) -> bool:
+    """Whether what a user gave is a list of prompts, not one prompt; an empty list is one."""
+    if not isinstance(prompt, (list, tuple)) or is_messages(prompt):
+        return False
+    return not prompt or any(isinstance(item, (str, list, tuple, Mapping)) for item in prompt)
+
+
 def prompt_ids(prompt: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[int]:
     """Return the token ids of one prompt.
 
@@ -41,10 +48,32 @@ def prompt_ids(prompt: Any, tokenizer: Tokenizer, template: ChatTemplate | None)
             return chat_ids(prompt, tokenizer, template)
     except TokenizerError as error:
         raise ParameterError(str(error), param="prompt") from None
-    raise ParameterError(
-        f"the prompt was {type(prompt).__name__}; allowed: text, a list of token ids, or a list of messages",
-        param="prompt",
-    )
+    raise ParameterError(_what_is_wrong(prompt), param="prompt")
+
+
+def _what_is_wrong(prompt: Any) -> str:
+    if isinstance(prompt, (list, tuple)):
+        index = next(i for i, item in enumerate(prompt) if not is_token_ids([item]))
+        return f"prompt token {index} was {_shown(prompt[index])}; allowed in a list of token ids: Python integers"
+    return f"the prompt was {_shown(prompt)}; allowed: text, a list of token ids, or a list of messages"
+
+
+def _shown(value: Any) -> str:
+    kind = type(value).__name__
+    if hasattr(value, "tolist"):  # numpy's and torch's arrays and numbers
+        return f"{kind} (convert it with .tolist())"
+    return kind if isinstance(value, (bytes, list, tuple, dict)) else f"{kind} {value!r:.40}"
+
+
+def plain_ids(prompt: Any, tokenizer: Tokenizer) -> list[int]:
+    """Return the token ids of a prompt that must not be a chat.
+
+    Raises:
+        ParameterError: as `prompt_ids`, or it is a chat.
+    """
+    if isinstance(prompt, Mapping) or is_messages(prompt):
+        raise ParameterError("the prompt was a list of messages; call chat(messages) for them", param="prompt")
+    return prompt_ids(prompt, tokenizer, None)
 
 
 def chat_ids(messages: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 
 from litspec.draft import Proposal, Proposer
 from litspec.engine.emission import Emission, emit, end_early
-from litspec.engine.request import Completion, ParameterError, Request, check_token_ids
+from litspec.engine.request import Completion, FinishReason, ParameterError, Request, check_token_ids
 from litspec.engine.scheduler import Scheduler
 from litspec.engine.speculative import Target, Verdict, draft_limits, prefill_chunk, verify_window
 from litspec.kvcache import KVCache
@@ -108,12 +108,11 @@ class Engine:
 
     def abort(self, request_id: str) -> Emission | None:
         """End a request between two steps and return its last emission; None if there is no such request."""
-        request = self.scheduler.find(request_id)
-        if request is None:
-            return None
-        emission = end_early(request, "abort")
-        self._release(request)
-        return emission
+        return self._end(request_id, "abort")
+
+    def fail(self, request_id: str, error: str) -> Emission | None:
+        """End a request as `abort` does, with finish_reason "error" and this message."""
+        return self._end(request_id, "error", error)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Run requests to their ends and return their completions in order; the plain form of a caller's loop."""
@@ -170,6 +169,14 @@ class Engine:
             return emission
         self._release(request)
         return Emission(request, emission.token_ids, emission.text, request.completion())
+
+    def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> Emission | None:
+        request = self.scheduler.find(request_id)
+        if request is None:
+            return None
+        emission = end_early(request, reason, error=error)
+        self._release(request)
+        return emission
 
     def _release(self, request: Request) -> None:
         if request.slot is not None:
