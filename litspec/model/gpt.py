@@ -111,6 +111,9 @@ class GPT(nn.Module):
     Args:
         config: its shape.
         max_seq_length: positions that it can be fed; None is the config's own context.
+
+    Attributes:
+        layer_weights: each layer's tensors in the order of `block_forward`.
     """
 
     def __init__(self, config: Config, *, max_seq_length: int | None = None) -> None:
@@ -130,7 +133,7 @@ class GPT(nn.Module):
         self.register_buffer("sin_MD", sin_MD.to(device, wide), persistent=False)
         self.cos_MD: Tensor
         self.sin_MD: Tensor
-        self._layer_weights: list[tuple[Tensor | None, ...]] | None = None
+        self.layer_weights = [layer.weights for layer in self.layers if isinstance(layer, Layer)]
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Fill the tensors from (name, tensor) pairs by the names of `Config.parameter_shapes`; each is cast.
@@ -161,13 +164,6 @@ class GPT(nn.Module):
             dtype=self.embedding.dtype,
             device=self.embedding.device,
         )
-
-    @property
-    def layer_weights(self) -> list[tuple[Tensor | None, ...]]:
-        """Each layer's tensors in the order of `block_forward`."""
-        if self._layer_weights is None:
-            self._layer_weights = [layer.weights for layer in self.layers if isinstance(layer, Layer)]
-        return self._layer_weights
 
     def hidden(
         self,
