@@ -34,13 +34,18 @@ class Emission:
 def emit(request: Request, block: Sequence[int]) -> Emission:
     """Take a block of tokens into a request, up to the one that ends it.
 
-    Sets `finish_reason` where one does. Committing the cache length and giving back the slot are the caller's.
+    Sets `finish_reason` where one does; a request whose own text handling fails ends with "error" at that token, and
+    keeps what came before. Committing the cache length and giving back the slot are the caller's.
     """
     before = len(request.tokens)
     text = ""
     for token_id in block:
         request.tokens.append(token_id)
-        text += _take(request, token_id)
+        try:
+            text += _take(request, token_id)
+        except Exception as fault:  # must not take the other rows down
+            request.finish_reason, request.error = "error", f"{type(fault).__name__}: {fault}"
+            text += request.stops.flush()
         if request.finish_reason is not None:
             break
     request.text += text
