@@ -89,9 +89,15 @@ class Engine:
         """Queue a request; what it may emit is cut to what fits the context.
 
         Raises:
-            ParameterError: as `check_request`; nothing is queued.
+            ParameterError: as `check_request`, or its id is that of a request that waits or runs; nothing is queued.
         """
         self.check_request(request)
+        assert request.num_emitted == 0 and request.finish_reason is None, f"request {request.id} has run already"
+        if self.scheduler.find(request.id) is not None:
+            raise ParameterError(
+                f"request_id was {request.id!r}, which is in use; allowed: one that no waiting or running request has",
+                param="request_id",
+            )
         context = self.target.max_seq_length
         request.max_new_tokens = min(request.max_new_tokens, context - request.num_prompt_tokens)
         self.scheduler.add(request)
@@ -158,11 +164,8 @@ class Engine:
         return self.proposer.propose(requests, draft_limits(requests, self.num_draft_tokens))
 
     def _commit(self, request: Request, verdict: Verdict, now_s: float) -> Emission:
-        """Take a block into a request; what ends it, a fault of its own detokeniser included, frees its slot."""
-        try:
-            emission = emit(request, verdict.block)
-        except Exception as fault:  # a request's own text handling must not take the others down
-            emission = end_early(request, "error", error=f"{type(fault).__name__}: {fault}")
+        """Take a block into a request; what ends it frees its slot."""
+        emission = emit(request, verdict.block)
         request.stats.count_tokens(len(emission.token_ids), now_s, arrival_s=request.arrival_s)
         request.length = len(request.tokens) - 1
         if request.finish_reason is None:

@@ -24,6 +24,7 @@ class Scheduler:
         self.pool = SlotPool(num_slots)
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
+        self._by_id: dict[str, Request] = {}
 
     @property
     def num_waiting(self) -> int:
@@ -46,7 +47,9 @@ class Scheduler:
         return list(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request."""
+        """Queue a request, whose id no other one has."""
+        assert request.id not in self._by_id
+        self._by_id[request.id] = request
         self._waiting.append(request)
 
     def admit(self) -> list[Request]:
@@ -62,6 +65,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its slot."""
+        del self._by_id[request.id]
         if request.slot is None:
             self._waiting.remove(request)
         else:
@@ -71,5 +75,4 @@ class Scheduler:
 
     def find(self, request_id: str) -> Request | None:
         """Return the request of that id that waits or runs."""
-        every = (*self._running.values(), *self._waiting)
-        return next((request for request in every if request.id == request_id), None)
+        return self._by_id.get(request_id)
