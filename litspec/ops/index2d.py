@@ -72,7 +72,7 @@ def _row_index(t: Tensor, idx: Tensor, rows_B: Tensor | None) -> Tensor:
 
 
 def _checked_dim(t: Tensor, dim: int, idx: Tensor, rows_B: Tensor | None) -> int:
-    if t.ndim == 0 or not -t.ndim <= dim < t.ndim:
+    if not -t.ndim <= dim < t.ndim:
         raise ValueError(f"dim was {dim}; a tensor of {t.ndim} dimensions allows {-t.ndim} to {t.ndim - 1}")
     if idx.ndim != 2 or idx.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"idx was {tuple(idx.shape)} {idx.dtype}; it must be 2-D (B, T) and int32 or int64")

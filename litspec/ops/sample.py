@@ -56,10 +56,10 @@ def filter_threshold(
     last = torch.where(reached.any(-1), reached.int().argmax(-1), N - 1)
     crossing = best_BTN.gather(-1, last[..., None])[..., 0]
     cut = torch.where(has_top_k, kth[..., 0], -torch.inf)
-    score = torch.where(has_top_p, torch.maximum(crossing, cut), cut)
+    score = torch.where(has_top_p, crossing, cut)  # never below the cut: with top_k the total is what it left
     lowest = best_BTN[..., -1]
     knows_k = ~has_top_k | (kth[..., 0] > lowest)
-    knows_p = ~has_top_p | (reached.any(-1) & (crossing > lowest))
+    knows_p = ~has_top_p | (crossing > lowest)
     cuts = has_top_k | has_top_p  # a top_k from the vocabulary's size on cuts nothing: then every token is a candidate
     is_exact = (cuts & knows_k & knows_p) if vocab_size > N else torch.ones_like(knows_k & knows_p)
     return Threshold(score, is_exact)
