@@ -130,6 +130,16 @@ def test_a_row_does_not_see_the_slots_beside_it():
     assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
 
+def test_slots_side_by_side_are_read_without_a_copy(monkeypatch):
+    case, read = Case([4, 6], 2, 2, 2, 16), []
+    monkeypatch.setattr("litspec.ops.attention.attention", lambda q, k, v, *_, scale: read.append((k, v)) or q)
+    for slots in ([1, 2], [2, 1]):
+        case.slots_B = torch.tensor(slots)
+        case.run()
+        ours = {t.untyped_storage().data_ptr() for t in (case.k_after, case.v_after)}
+        assert ({t.untyped_storage().data_ptr() for t in read.pop()} == ours) == (slots == [1, 2])
+
+
 def test_rows_of_padding_in_the_scratch_slot_change_nothing():
     case = Case([3, 8], 2, 2, 2, 8)
     want = case.run()

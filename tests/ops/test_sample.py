@@ -103,8 +103,8 @@ FALLING = [math.log(p) for p in (0.5, 0.25, 0.125, 0.0625, 0.0625)]
 
 KEPT = """5 1.0 5, 99 1.0 5, 1 1.0 1, 3 1.0 3, 4 1.0 5, 5 0.5 1, 5 0.51 2, 5 0.87 3, 5 0.9 5, 5 1e-9 1,
           2 0.6 1, 2 0.7 2, 3 0.7 2, 3 0.99 3"""
-KNOWS = """1 1.0 2 yes, 2 1.0 2 no, 3 1.0 2 no, 5 1.0 4 no, 5 0.5 2 yes, 5 0.7 2 no, 5 0.7 3 yes, 5 0.95 3 no,
-           2 0.9 3 yes, 2 0.9 2 no, 4 1.0 4 no, 4 1.0 5 yes, 5 0.95 5 yes, 5 1.0 5 yes"""
+KNOWS = """1 1.0 2 yes, 2 1.0 2 no, 3 1.0 2 no, 5 1.0 4 no, 5 0.5 2 yes, 5 0.51 2 no, 5 0.7 2 no, 5 0.7 3 yes,
+           5 0.95 3 no, 2 0.9 3 yes, 2 0.9 2 no, 4 1.0 4 no, 4 1.0 5 yes, 5 0.95 5 yes, 5 1.0 5 yes"""
 
 
 @pytest.mark.parametrize("case", KEPT.split(","))
@@ -126,6 +126,25 @@ def test_a_shortlist_knows_when_it_is_too_short(case):
     assert is_exact == (knows == "yes")
     if is_exact:
         assert score == thresholds(FALLING, top_k, top_p)[0]
+
+
+def test_a_top_p_just_below_one_cuts_a_tail_and_rounding_never_leaves_one_token():
+    score, _ = thresholds([0.0, -1.0, -20.0], 3, 0.999999)
+    assert score == -1.0
+    best = torch.tensor([[[0.0, -1.0, -2.0]]], dtype=torch.float64)
+    rounded_up = best.logsumexp(-1) + 1e-9  # more than the cumulated sum ever reaches
+    top_k, top_p = torch.tensor([3]), torch.tensor([1 - 1e-12], dtype=torch.float64)
+    got = filter_threshold(best, rounded_up, vocab_size=3, top_k_B=top_k, top_p_B=top_p)
+    assert got.score_BT.item() == -2.0 and got.is_exact_BT.item()
+
+
+def test_what_equals_the_threshold_is_kept():
+    scores = torch.tensor([[[-9.0, -1.0, -9.0, -2.0]]], dtype=torch.float64)
+    threshold, positions = torch.tensor([[-1.0]], dtype=torch.float64), torch.tensor([[0]])
+    for seed in range(20):
+        seeds, ids = torch.tensor([seed]), torch.arange(4)[None, None]
+        assert draw_from_vocabulary(scores, threshold, seeds, positions).item() == 1
+        assert draw_from_candidates(scores, ids, threshold, seeds, positions).item() == 1
 
 
 def test_a_top_k_of_the_whole_vocabulary_reaches_beyond_the_shortlist():
@@ -153,6 +172,8 @@ def test_scaled_scores_are_below_zero_and_greedy_rows_divide_by_one():
     scores = scaled_scores(logits, torch.tensor([0.0, 0.5], dtype=torch.float64))
     assert scores.dtype == torch.float64
     assert scores.tolist() == [[[-2.0, 0.0, -math.inf]], [[-4.0, 0.0, -8.0]]]
+    coarse = scaled_scores(torch.tensor([[[2.0**25, 1.0]]]), torch.tensor([1.0], dtype=torch.float64))
+    assert coarse.tolist() == [[[0.0, 1 - 2.0**25]]]  # float32 would round the difference
 
 
 def test_equal_perturbed_scores_give_the_lower_id(monkeypatch):
@@ -177,7 +198,7 @@ def test_a_tiny_temperature_is_greedy(temperature):
     # SP-02, with top_k and top_p beside it.
     logits = torch.randn(2, 3, 60, generator=torch.Generator().manual_seed(1))
     sampling = Sampling.of([temperature] * 2, [40, None], [0.9, 1.0], [1, 2])
-    assert sampling.greedy_rows == (0, 1)
+    assert sampling.greedy_rows == (0, 1) and sampling.temperature_B.tolist() == [0.0, 0.0]
     assert torch.equal(batched_sample(logits, torch.zeros(2, 3, dtype=torch.int64), sampling), logits.argmax(-1))
 
 
