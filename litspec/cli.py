@@ -14,14 +14,14 @@ import os
 import re
 import sys
 from argparse import SUPPRESS, ArgumentError
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
-    from litspec.api.config import ConfigType
+    from litspec.api.config_sources import ConfigType
     from litspec.api.llm import LLM, Chunk
     from litspec.engine.request import SamplingParams
 
@@ -41,6 +41,7 @@ SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
     "ignore_eos": (bool, "go on after an end-of-text token"),
 }
 SAMPLING_NOTE = "A default that the model's own generation_config overrides is the model's."
+ONE_REQUEST = {"max_batch_size": 1}  # what generate, chat and bench make room for
 TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 
 
@@ -74,7 +75,8 @@ def _build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     from jsonargparse import ArgumentParser
 
     from litspec import __version__
-    from litspec.api.config import EngineConfig, ServeConfig, add_config_flags
+    from litspec.api.config import EngineConfig, ServeConfig
+    from litspec.api.config_sources import add_config_flags
 
     def new_parser(**options: Any) -> ArgumentParser:
         return ArgumentParser(exit_on_error=False, allow_abbrev=False, **options)
@@ -98,7 +100,7 @@ def _build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     chat = add_command("chat", "talk with a model in the terminal", SAMPLING_NOTE)
     for parser in (generate, chat):
         _add_sampling_flags(parser)
-        add_config_flags(parser, EngineConfig)
+        add_config_flags(parser, EngineConfig, defaults=ONE_REQUEST)
 
     bench = add_command("bench", "measure on this machine what speculation gains")
     bench.add_argument("--scenario", type=str, default="decode", help="what to measure: decode (default)")
@@ -106,7 +108,7 @@ def _build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
     bench.add_argument("--max-new-tokens", type=int, default=64, help="tokens per answer, at most (default: 64)")
     bench.add_argument("--json", type=str, default=None, help="write the figures to this file; - is standard output")
     bench.add_argument("--plot", type=str, default=None, help="draw the ratios into this PNG (pip: litspec[bench])")
-    add_config_flags(bench, EngineConfig)
+    add_config_flags(bench, EngineConfig, defaults=ONE_REQUEST)
 
     download = add_command("download", "take a model into the cache folder and print where it lies")
     download.add_argument("name", type=str, help="a name (smollm2-135m-instruct) or a hub id (org/name)")
@@ -168,18 +170,18 @@ def _sampling_params(arguments: Namespace) -> SamplingParams:
     return SamplingParams(**{name: values[name] for name in SAMPLING_FLAGS if name in values})
 
 
-def _config(arguments: Namespace, cls: type[ConfigType], **defaults: Any) -> ConfigType:
+def _config(arguments: Namespace, cls: type[ConfigType], *, defaults: Mapping[str, Any] | None = None) -> ConfigType:
     """Return the settings of `--config`, over them `defaults`, and over both the flags that were given."""
-    from litspec.api.config import given_flags, load_config
+    from litspec.api.config_sources import given_flags, load_config
 
-    return load_config(vars(arguments).get("config"), cls, {**defaults, **given_flags(arguments, cls)})
+    return load_config(vars(arguments).get("config"), cls, {**(defaults or {}), **given_flags(arguments, cls)})
 
 
 def _load(arguments: Namespace) -> LLM:
     """Load the model that the flags name, with room for one request unless they say otherwise."""
     from litspec.api.config import EngineConfig
 
-    config = _config(arguments, EngineConfig, max_batch_size=1)
+    config = _config(arguments, EngineConfig, defaults=ONE_REQUEST)
     from litspec import LLM
 
     return LLM.load(config.model, **config.load_options())
@@ -249,7 +251,7 @@ def _bench(arguments: Namespace) -> int:
         json_file=arguments.json,
         plot_file=arguments.plot,
     )
-    run_scenario(options, _config(arguments, EngineConfig, max_batch_size=1))
+    run_scenario(options, _config(arguments, EngineConfig, defaults=ONE_REQUEST))
     return 0
 
 

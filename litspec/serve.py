@@ -29,7 +29,8 @@ from litserve import LitServer
 from litserve.connector import check_cuda_with_nvidia_smi
 from litserve.utils import WorkerSetupStatus
 
-from litspec.api.config import ConfigError, ServeConfig, add_config_flags, given_flags, load_config
+from litspec.api.config import ConfigError, ServeConfig
+from litspec.api.config_sources import add_config_flags, given_flags, load_config
 from litspec.api.litapi import EXIT_FAILURE, EXIT_MISTAKE, SpecLitAPI
 from litspec.api.processes import end_children, raise_on_stop_signals, shielded_from_interrupts
 

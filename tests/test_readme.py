@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 import pytest
 
-from litspec.api.config import EngineConfig, ServeConfig, find_config, load_config
+from litspec.api.config import EngineConfig, ServeConfig
+from litspec.api.config_sources import find_config, load_config
 from litspec.cli import _parse
 from litspec.engine.request import SamplingParams
 

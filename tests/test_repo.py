@@ -53,7 +53,7 @@ def test_wheel_holds_what_the_package_needs(wheel):
 
 
 def test_config_names_are_found_in_the_wheel(wheel, tmp_path):
-    code = "from litspec.api.config import find_config; print(find_config('serve/smollm2-135m'))"
+    code = "from litspec.api.config_sources import find_config; print(find_config('serve/smollm2-135m'))"
     environment = {**os.environ, "PYTHONPATH": str(wheel)}
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
@@ -62,7 +62,7 @@ def test_config_names_are_found_in_the_wheel(wheel, tmp_path):
 
 
 def test_importing_the_package_needs_no_torch():
-    code = "import sys, litspec, litspec.cli, litspec.api.config; sys.exit('torch' in sys.modules)"
+    code = "import sys, litspec, litspec.cli, litspec.api.config_sources; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 

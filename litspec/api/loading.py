@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from litspec.api.config import MAX_BATCH_SIZE, MAX_DRAFT_TOKENS
 from litspec.draft import EarlyExitProposer, ModelProposer, NgramProposer, Proposer
 from litspec.draft.early_exit import check_num_layers
 from litspec.engine.engine import Engine
@@ -30,7 +31,6 @@ from litspec.model.tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, 
 from litspec.model.window import Shapes
 
 DEFAULT_MAX_SEQ_LENGTH = 2048
-MAX_DRAFT_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class LoadOptions:
 
     def __post_init__(self) -> None:
         _check_count("num_draft_tokens", self.num_draft_tokens, 1, MAX_DRAFT_TOKENS)
-        _check_count("max_batch_size", self.max_batch_size, 1, 1024)
+        _check_count("max_batch_size", self.max_batch_size, 1, MAX_BATCH_SIZE)
         if self.max_seq_length is not None:
             _check_count("max_seq_length", self.max_seq_length, 2, 2**31 - 1)
         if self.quantize != "none":

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from litspec.api.config import ServeConfig, config_folder, find_config, load_config
+from litspec.api.config import ServeConfig
+from litspec.api.config_sources import config_folder, find_config, load_config
 from litspec.model.embedded import EMBEDDED_MODELS
 from litspec.model.hf_config import ARCHITECTURES
 

@@ -11,16 +11,8 @@ from typing import Any
 import pytest
 from jsonargparse import ArgumentParser
 
-from litspec.api.config import (
-    ConfigError,
-    EngineConfig,
-    ServeConfig,
-    add_config_flags,
-    config_folder,
-    find_config,
-    given_flags,
-    load_config,
-)
+from litspec.api.config import ConfigError, EngineConfig, ServeConfig
+from litspec.api.config_sources import add_config_flags, config_folder, find_config, given_flags, load_config
 from litspec.api.llm import LLM
 from litspec.api.loading import LoadOptions
 
