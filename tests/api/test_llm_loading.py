@@ -131,7 +131,7 @@ def test_draft_with_another_tokenizer_is_refused_naming_the_first_id(tmp_path):
     with pytest.raises(ValueError, match=re.escape("token 2 is '<|other|>' there and '<|part|>' here")) as caught:
         load_checkpoint(target, draft=str(draft))
     assert 'use a draft of the same family, or draft="ngram"' in str(caught.value)
-    with pytest.raises(ValueError, match="draft debug has another tokenizer than .*: token 0 is '<0x00>' there"):
+    with pytest.raises(ValueError, match=r"draft debug has another tokenizer than .*: token 0 is '<0x00>' there"):
         load_checkpoint(target, draft="debug")
 
 
@@ -140,12 +140,12 @@ def test_tokenizer_of_another_place(tmp_path):
     with load_checkpoint(folder) as llm:
         expected = llm.generate("Hello", **GREEDY)
     (folder / "tokenizer.json").rename(tmp_path / "tokenizer.json")
-    with pytest.raises(ValueError, match="no tokenizer in .*; allowed: a .gguf file, or a folder with tokenizer.json"):
+    with pytest.raises(ValueError, match=r"no tokenizer in .*; allowed: a .gguf file, or a folder with tokenizer.json"):
         load_checkpoint(folder)
     for place in (tmp_path, tmp_path / "tokenizer.json"):
         with load_checkpoint(folder, tokenizer=place) as llm:
             assert answers([llm.generate("Hello", **GREEDY)]) == answers([expected])
-    with pytest.raises(ValueError, match="no tokenizer in .*nowhere"):
+    with pytest.raises(ValueError, match=r"no tokenizer in .*nowhere"):
         load_checkpoint(folder, tokenizer=str(tmp_path / "nowhere"))
 
 
@@ -219,7 +219,7 @@ def test_model_that_is_nowhere(model, message):
 
 
 def test_empty_folder_and_file_of_another_kind(tmp_path):
-    with pytest.raises(ValueError, match="is an empty folder; allowed: a folder with config.json"):
+    with pytest.raises(ValueError, match=r"is an empty folder; allowed: a folder with config.json"):
         LLM.load(str(tmp_path))
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ValueError, match=r"is no \.gguf file; allowed"):
@@ -264,11 +264,11 @@ def test_broken_safetensors_is_one_clear_error(tmp_path, break_it, message):
 def test_broken_draft_is_refused_like_a_broken_target(tmp_path):
     target, draft = save_checkpoint(tmp_path / "target"), save_checkpoint(tmp_path / "draft")
     (draft / "model.safetensors").write_bytes(b"\0" * 100)
-    with pytest.raises(ValueError, match="draft/model.safetensors is not a whole safetensors file"):
+    with pytest.raises(ValueError, match=r"draft/model.safetensors is not a whole safetensors file"):
         load_checkpoint(target, draft=str(draft))
 
 
 def test_tokenizer_beyond_the_embedding_is_refused(tmp_path):  # TK-07's last half
     folder = save_checkpoint(tmp_path, rows=350)
-    with pytest.raises(ValueError, match="the tokenizer has token 350 .* but the model's embedding has 350 rows"):
+    with pytest.raises(ValueError, match=r"the tokenizer has token 350 .* but the model's embedding has 350 rows"):
         load_checkpoint(folder)
