@@ -23,16 +23,6 @@ from litspec.model.window import pack_window
 
 CompileMode = Literal["thunder", "none"]
 Layout = tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]
-def _import_executor() -> Any:
-    try:
-        from litspec.ops import executor
-    except (ImportError, AttributeError) as fault:
-        raise ValueError(
-            f'compile was "thunder", which cannot be imported here ({fault}); install lightning-thunder 0.2.6, or load '
-            'with compile="none", which gives the same tokens'
-        ) from fault
-    return executor
-
 
 _ARGUMENT_NAMES = tuple(inspect.signature(block_forward).parameters)[1:]
 _SLOTS = _ARGUMENT_NAMES.index("slots_B")
@@ -112,17 +102,33 @@ class CompiledGPT:
             num_layers = None if self._guards_weights else 1
             self.hidden(window.idx_BT, window.input_pos_BT, cache=cache, slots=window.slots_B, num_layers=num_layers)
 
-    def hidden(self, idx: Tensor, input_pos: Tensor | None = None, **where: Any) -> Tensor:
-        """Feed tokens and return the residual stream; arguments as `GPT.hidden`, without `block`."""
-        return self.gpt.hidden(idx, input_pos, block=self._block, **where)
+    def hidden(
+        self,
+        idx: Tensor,
+        input_pos: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        slots: Tensor | None = None,
+        num_layers: int | None = None,
+    ) -> Tensor:
+        """Feed tokens and return the residual stream (B, T, C); arguments as `GPT.forward`, without `block`."""
+        return self.gpt.hidden(idx, input_pos, cache=cache, slots=slots, num_layers=num_layers, block=self._block)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits of hidden states."""
+        """Return the logits of hidden states (…, C): (…, V), float32 (float64 in a float64 model)."""
         return self.gpt.logits(hidden)
 
-    def __call__(self, idx: Tensor, input_pos: Tensor | None = None, **where: Any) -> Tensor:
-        """Feed tokens and return the logits after each; arguments as `GPT.forward`, without `block`."""
-        return self.logits(self.hidden(idx, input_pos, **where))
+    def __call__(
+        self,
+        idx: Tensor,
+        input_pos: Tensor | None = None,
+        *,
+        cache: KVCache | None = None,
+        slots: Tensor | None = None,
+        num_layers: int | None = None,
+    ) -> Tensor:
+        """Feed tokens and return the logits after each (B, T, V); arguments as `GPT.forward`, without `block`."""
+        return self.logits(self.hidden(idx, input_pos, cache=cache, slots=slots, num_layers=num_layers))
 
     def _block(self, config: Config, *arguments: Any) -> Tensor:
         if self.mode == "none" or arguments[_SLOTS] is None:
@@ -157,3 +163,15 @@ class CompiledGPT:
         self._traces.append(trace)
         self.compile_s += time.perf_counter() - started
         return trace.python_callable()
+
+
+def _import_executor() -> Any:
+    """Return ops/executor.py, which brings Thunder; ValueError says what to do where it cannot be imported."""
+    try:
+        from litspec.ops import executor
+    except (ImportError, AttributeError) as fault:
+        raise ValueError(
+            f'compile was "thunder", which cannot be imported here ({fault}); install lightning-thunder 0.2.6, or load '
+            'with compile="none", which gives the same tokens'
+        ) from fault
+    return executor
