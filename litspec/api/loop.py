@@ -29,8 +29,8 @@ IDLE_WAIT_S = 1.0  # finite, so that a worker that is ended while it waits canno
 TOMBSTONE_S = 3600.0  # how long a cancel is remembered for an order that has not come off the queue yet
 
 
-class Ticket(NamedTuple):
-    """Where a running request's events go."""
+class Destination(NamedTuple):
+    """Where a running request's events go: the API process, and whether text is wanted as it comes."""
 
     consumer: int
     stream: bool
@@ -79,6 +79,8 @@ class Turns:
         llm: prepares requests and owns the engine.
         orders: the queue of `(consumer, uid, sent_at, Order)`.
         send: takes the number of an API process and the `(uid, event)` pairs for it.
+        worker_id: the number of this worker, which API processes are told.
+        max_batch_size: orders that an idle worker takes together, at most.
         batch_timeout: seconds that the first order after idleness waits for others.
         timeout: seconds after which an order that still waits is refused; None for no limit.
         cancels: a pipe of the uids whose clients have left.
@@ -105,7 +107,7 @@ class Turns:
         self._batch_timeout = batch_timeout
         self._timeout = timeout
         self._cancels = cancels
-        self._running: dict[str, Ticket] = {}
+        self._running: dict[str, Destination] = {}
         self._tombstones: dict[str, float] = {}
         self._outbox: dict[int, list[tuple[str, Event]]] = {}
 
@@ -165,7 +167,7 @@ class Turns:
             logger.exception("request %s failed before it ran", uid)
             self._post(consumer, uid, Failure(500, "the request failed before it ran; the server's log says why"))
         else:
-            self._running[uid] = Ticket(consumer, order.stream)
+            self._running[uid] = Destination(consumer, order.stream)
 
     def _step(self) -> None:
         try:
@@ -176,26 +178,26 @@ class Turns:
             return
         for emission in emissions:
             uid = emission.request.id
-            ticket = self._running.get(uid)
-            if ticket is None:
+            destination = self._running.get(uid)
+            if destination is None:
                 continue
             completion = emission.completion
             if completion is None:
-                if ticket.stream and emission.text:
-                    self._post(ticket.consumer, uid, Text(emission.text))
+                if destination.stream and emission.text:
+                    self._post(destination.consumer, uid, Text(emission.text))
                 continue
             del self._running[uid]
             if completion.finish_reason == "error":
-                self._post(ticket.consumer, uid, Failure(500, completion.error or "the request failed"))
+                self._post(destination.consumer, uid, Failure(500, completion.error or "the request failed"))
                 continue
-            if ticket.stream and emission.text:
-                self._post(ticket.consumer, uid, Text(emission.text))
-            self._post(ticket.consumer, uid, Done(completion.to_dict()))
+            if destination.stream and emission.text:
+                self._post(destination.consumer, uid, Text(emission.text))
+            self._post(destination.consumer, uid, Done(completion.to_dict()))
 
     def _end_all(self, failure: Failure) -> None:
         """Answer everything in flight and empty the engine; if it cannot be emptied, end the worker."""
-        for uid, ticket in self._running.items():
-            self._post(ticket.consumer, uid, failure)
+        for uid, destination in self._running.items():
+            self._post(destination.consumer, uid, failure)
         uids = list(self._running)
         self._running.clear()
         self._flush()
