@@ -19,11 +19,9 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, cast
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 import litspec
 from litspec.api.config import EngineConfig
+from litspec.api.progress import show_progress
 from litspec.bench.scenario import BenchOptions
 from litspec.engine.request import Completion, SamplingParams
 
@@ -118,17 +116,15 @@ def measure_decode(options: BenchOptions, config: EngineConfig) -> DecodeReport:
     prompts = builtin_prompts()
     params = SamplingParams(temperature=0.0, max_new_tokens=options.max_new_tokens)
     plain_config = replace(config, draft=None)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with (
         LLM.load(config.model, **config.load_options()) as drafting,
         LLM.load(config.model, **plain_config.load_options()) as plain,
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
         arms = (drafting, plain)
         for llm in arms:
             _answer(llm, prompts[0], params.model_copy(update={"max_new_tokens": 8}))
-        task = progress.add_task("decode", total=len(prompts) * options.repeats * len(arms))
-        runs = _take_turns(arms, prompts, params, options.repeats, lambda: progress.advance(task))
+        with show_progress(len(prompts) * options.repeats * len(arms), "decode") as advance:
+            runs = _take_turns(arms, prompts, params, options.repeats, advance)
         results = [_result(plain, prompt, *pair) for prompt, pair in zip(prompts, runs, strict=True)]
     settings = {**asdict(config), "repeats": options.repeats, "max_new_tokens": options.max_new_tokens}
     return DecodeReport(settings=settings, machine=describe_machine(), prompts=results)
@@ -161,8 +157,8 @@ def _take_turns(
 def _result(llm: LLM, prompt: Prompt, drafted: list[Completion], plain: list[Completion]) -> PromptResult:
     a, b = drafted[0].token_ids, plain[0].token_ids
     index = first_difference(a, b)
-    draft_runs = [_decode_speed(completion) for completion in drafted]
-    plain_runs = [_decode_speed(completion) for completion in plain]
+    draft_runs = [completion.stats.decode_tokens_per_s for completion in drafted]
+    plain_runs = [completion.stats.decode_tokens_per_s for completion in plain]
     stats = drafted[0].stats
     return PromptResult(
         id=prompt.id,
@@ -180,10 +176,6 @@ def _result(llm: LLM, prompt: Prompt, drafted: list[Completion], plain: list[Com
         draft_runs=draft_runs,
         plain_runs=plain_runs,
     )
-
-
-def _decode_speed(completion: Completion) -> float | None:
-    return completion.to_dict()["stats"]["decode_tokens_per_s"]
 
 
 def _median(values: Any) -> float | None:

@@ -25,13 +25,11 @@ from litspec.engine.request import Completion, SamplingParams
 from litspec.engine.stats import RequestStats
 
 
-class FakeStats(RequestStats):
-    def __init__(self, speed: float | None) -> None:
-        super().__init__(rounds=2, drafted=8, accepted=6, emitted_by_rounds=8)
-        self.speed = speed
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"decode_tokens_per_s": self.speed}
+def stats_at(speed: float) -> RequestStats:
+    """The statistics of three tokens at so many tokens a second."""
+    stats = RequestStats(emitted=3, rounds=2, drafted=8, accepted=6, emitted_by_rounds=8)
+    stats.first_token_s, stats.last_token_s = 1.0, 1.0 + 2 / speed
+    return stats
 
 
 class FakeGPT:
@@ -70,7 +68,7 @@ class FakeLLM:
     def chat(self, messages: list[dict[str, str]], params: SamplingParams) -> Completion:
         assert params.temperature == 0.0
         FakeLLM.turns.append(str(self.draft))
-        stats = FakeStats(30.0 if self.draft else 10.0)
+        stats = stats_at(30.0 if self.draft else 10.0)
         ids = [1, 2, 3] if self.draft else [1, 2, 4]
         return Completion("abc", ids, 5, 3, "stop", seed=0, stats=stats)
 
