@@ -98,6 +98,7 @@ def test_there_is_no_drawer_for_odds_and_ends():
 FORBIDDEN = {
     "a machine's path": r"(?<![\w.~}])/" + r"(?:work|root|home|opt|tmp)/\w",
     "a folder beside the checkout": r"\bshared/" + r"\w",
+    "a document that does not travel": r"\b(?:DESIGN|STYLE|API)" + r"\.md\b",
     "a package index": r"index-url[= ]" + r"\S*://",
 }
 

@@ -1,4 +1,4 @@
-"""The one decision what a round emits (DESIGN.md, D6).
+"""The one decision what a round emits.
 
 A round hands over a block of tokens for a row: accepted draft tokens and a bonus, or a prefill's first token. They
 are taken one at a time, in order, and each is asked the same questions in the same order: does it end the text, does

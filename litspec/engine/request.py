@@ -138,7 +138,7 @@ def _explain(error: ValidationError, given: Mapping[str, Any]) -> ParameterError
 
 
 class Detokenizer(Protocol):
-    """Turns a request's tokens into text, bit by bit (`model/tokenizer.py` has the real one)."""
+    """Turns a request's tokens into text, bit by bit (`model/detokenizer.py` has the real one)."""
 
     def push(self, token_id: int) -> str:
         """Take one more token; return the text that has become certain with it (often one word, may be empty)."""
@@ -151,7 +151,7 @@ class Detokenizer(Protocol):
 
 @dataclass
 class Completion:
-    """The answer to one prompt: API.md's fields.
+    """The answer to one prompt.
 
     `error` carries the message where finish_reason is "error"; `logprobs` and `prompt_logprobs` are None unless asked.
     """

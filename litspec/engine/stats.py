@@ -1,4 +1,4 @@
-"""What is counted about a request, under the field's names (DESIGN.md, D13).
+"""What is counted about a request, under the names that the field uses for it.
 
 Only emitted tokens count: a draft token behind a stop is neither emitted nor accepted. All times are seconds of the
 monotonic clock. Derived figures are properties, so that they cannot disagree with the counters.

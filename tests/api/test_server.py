@@ -19,7 +19,7 @@ from litspec.engine.request import Completion, SamplingParams
 from tests.api.server_process import REPOSITORY, ServerProcess, free_port, running, wait_until_gone
 
 MAX_SEQ_LENGTH = 256
-# Lengths, prompts and temperatures all differ; float64 leaves no ties (DESIGN.md, promise 1).
+# Lengths, prompts and temperatures all differ; float64 leaves no ties (README.md, Limits).
 BODIES: list[dict[str, Any]] = [
     {"prompt": "abc " * (1 + 3 * i), "max_new_tokens": 8 + 7 * i, "seed": i, "temperature": (0.0, 0.7, 1.0)[i % 3]}
     for i in range(8)
