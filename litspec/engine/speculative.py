@@ -56,7 +56,8 @@ def verify_window(
 ) -> list[Verdict]:
     """Feed each row's pending token and its draft, and compare the draft with what the target draws.
 
-    The host waits once, for the tokens and counts of the whole batch.
+    The host waits for the draft tokens, where they were made on a device, and for the target's tokens and counts of
+    the whole batch (once more where `sample_shortlisted` does).
     """
     rows = shapes.row_bucket(len(requests))
     num_drafted = max(proposal.counts, default=0)

@@ -64,8 +64,9 @@ def cached_attention(
 ) -> Tensor:
     """Write K and V at their positions, then attend over each row's own slot.
 
-    The number of keys read is found in here (one past the highest position of the batch), so no caller and no trace
-    depends on it: a step's cost follows the length in use and not `max_seq_length`.
+    The number of keys read is found in here, so no caller and no trace depends on it. On the CPU it is one past the
+    highest position of the batch: a step's cost follows the length in use and not `max_seq_length`. On a GPU the host
+    would have to wait for it, so all keys are read and the mask hides the rest.
 
     Args:
         q_BTHD: queries, rotated.
