@@ -16,7 +16,7 @@ from litspec.api.driver import Driver
 from litspec.api.loading import LoadOptions, OpenedModel, build_engine, open_model
 from litspec.api.params import at_index, one_params, params_for
 from litspec.api.progress import show_progress
-from litspec.api.text import Messages, chat_ids, is_prompt_list, plain_ids, prompt_ids
+from litspec.api.text import Messages, Prompt, chat_ids, is_prompt_list, plain_ids, prompt_ids
 from litspec.engine.engine import Engine
 from litspec.engine.request import Completion, Request, SamplingParams
 from litspec.model.compile import CompileMode
@@ -130,9 +130,7 @@ class LLM:
             "compiled_shapes": self.engine.compiled_shapes,
         }
 
-    def prepare(
-        self, prompt: str | Sequence[int] | Messages, params: SamplingParams, *, request_id: str | None = None
-    ) -> Request:
+    def prepare(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None) -> Request:
         """Turn a prompt into a request: tokenise it, and fill what `params` leaves open from the model's own defaults.
 
         Raises:
@@ -209,7 +207,7 @@ class LLM:
         return self._run([self._chat_ids(messages)], [one_params(params, given)], is_list=False)[0]
 
     def stream(
-        self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None, **given: Any
+        self, prompt: Prompt, params: SamplingParams | None = None, **given: Any
     ) -> Generator[Chunk, None, None]:
         """Complete a prompt, or answer a chat, piece by piece.
 
@@ -229,9 +227,7 @@ class LLM:
         self.engine.check_request(request)
         return self._chunks(request)
 
-    async def astream(
-        self, prompt: str | Sequence[int] | Messages, params: SamplingParams | None = None, **given: Any
-    ) -> AsyncIterator[Chunk]:
+    async def astream(self, prompt: Prompt, params: SamplingParams | None = None, **given: Any) -> AsyncIterator[Chunk]:
         """Do what `stream` does without blocking the event loop; end it early with `aclose()`."""
         chunks = self.stream(prompt, params, **given)
         waiting: asyncio.Future[Chunk | None] | None = None

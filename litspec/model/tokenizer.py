@@ -9,7 +9,7 @@ Formats live beside this file and are imported when a model needs them; all of t
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from litspec.model.added_tokens import AddedToken, AddedTokens
@@ -152,8 +152,7 @@ def first_difference(a: Tokenizer, b: Tokenizer) -> int | None:
 
 def check_vocabulary(tokenizer: Tokenizer, num_rows: int) -> None:
     """Raise TokenizerError naming the first token that lies beyond a model's embedding of `num_rows` rows."""
-    pieces: Sequence[int] = range(num_rows, tokenizer.vocab_size)
-    for token_id in pieces:
+    for token_id in range(num_rows, tokenizer.vocab_size):
         piece = tokenizer.id_to_piece(token_id)
         if piece is not None:
             raise TokenizerError(

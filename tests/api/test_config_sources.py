@@ -17,6 +17,14 @@ from litspec.api.llm import LLM
 from litspec.api.loading import LoadOptions
 
 
+def test_help_shows_a_commands_own_defaults():
+    parser = ArgumentParser(exit_on_error=False)
+    add_config_flags(parser, EngineConfig, defaults={"max_batch_size": 1})
+    text = " ".join(parser.format_help().split())
+    assert "each in a slot of the cache (default: 1)" in text
+    assert "switches drafting off (default: 4)" in text
+
+
 def write(folder: Path, text: str) -> Path:
     path = folder / "some.yaml"
     path.write_text(text)
