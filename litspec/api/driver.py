@@ -142,14 +142,16 @@ class Driver:
 
     def _finish_step(self, emissions: Sequence[Emission], fault: BaseException | None) -> None:
         with self._turn:
-            for emission in emissions:
-                if (inbox := self._inboxes.get(emission.request.id)) is not None:
-                    inbox.put(emission)
-            if fault is not None:
-                self._end_running(fault)
-            self._is_stepping = False
-            self._settle()
-            self._turn.notify_all()
+            try:
+                for emission in emissions:
+                    if (inbox := self._inboxes.get(emission.request.id)) is not None:
+                        inbox.put(emission)
+                if fault is not None:
+                    self._end_running(fault)
+                self._settle()
+            finally:  # an engine that cannot even end its requests must not leave the other callers waiting
+                self._is_stepping = False
+                self._turn.notify_all()
 
     def _end_running(self, fault: BaseException) -> None:
         """End what took part in a step that broke off: in "error" if it failed, in "abort" if it was interrupted."""
