@@ -18,7 +18,8 @@ from tests.draft.rows import Row, continuation
 from tests.engine.scripted import Spy
 from tests.engine.support import ask, assert_idle, make_engine, random_prompt, recompute, run, tiny_gpt, tiny_model
 
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
+SAMPLED = SamplingParams(temperature=2.0, top_p=0.3, seed=11)
+FEW = SamplingParams(temperature=2.0, top_k=2, seed=12)
 SHAPES = Shapes((1, 2, 4), (1, 5), (4, 16))
 
 
@@ -37,13 +38,14 @@ def wanted(rows: list[Row], limits: list[int]) -> list[list[int]]:
     return [continuation(tiny_gpt(n_layer=2), row, limit) for row, limit in zip(rows, limits, strict=True)]
 
 
-@pytest.mark.parametrize("limits", [[4, 4, 4], [1, 4, 2], [0, 3, 1], [0, 0, 0]])
+@pytest.mark.parametrize("limits", [[4, 4, 4, 4], [1, 4, 2, 4], [0, 3, 1, 0], [0, 0, 0, 0]])
 def test_it_drafts_its_own_continuation_for_ragged_rows_and_limits(limits):
     proposer, _ = make_proposer()
     rows = [
         Row("a", random_prompt(2, seed=1), 2),
         Row("b", random_prompt(37, seed=2), 0, SAMPLED),
-        Row("c", random_prompt(9, seed=3), 3),
+        Row("c", random_prompt(9, seed=3), 3, FEW),
+        Row("d", random_prompt(4, seed=4), 1),
     ]
     assert propose(proposer, rows, limits) == wanted(rows, limits)
 

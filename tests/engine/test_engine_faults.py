@@ -146,6 +146,23 @@ def test_abort_while_queued_while_reading_the_prompt_and_while_decoding(draft):
     assert_idle(engine)
 
 
+def test_a_request_that_the_caller_fails_keeps_its_message_and_frees_its_slot():
+    engine = make_engine(ScriptedTarget(count_up), slots=1)
+    for name in ("a", "b"):
+        engine.add_request(ask(name, [2], text=Letters(), max_new_tokens=4))
+    engine.step()
+    last = engine.fail("a", "the device is gone")
+    assert last is not None and last.completion is not None
+    assert (last.completion.finish_reason, last.completion.error) == ("error", "the device is gone")
+    assert (last.completion.text, last.completion.token_ids) == ("d", [3])
+    assert engine.fail("a", "again") is None
+    while engine.has_active_requests():
+        emissions = engine.step()
+    assert emissions[-1].completion is not None
+    assert emissions[-1].completion.text == "defg"
+    assert_idle(engine)
+
+
 def test_MG_03_aborts_of_what_has_ended_or_never_was():
     proposer = NgramProposer()
     engine = make_engine(ScriptedTarget(count_up), draft=proposer)
