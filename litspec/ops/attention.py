@@ -38,18 +38,18 @@ def attention(q_BHTD: Tensor, k_BKND: Tensor, v_BKND: Tensor, mask_BTN: Tensor, 
     """
     B, H, T, D = q_BHTD.shape
     K, N = k_BKND.shape[1], k_BKND.shape[2]
-    heads = H // K
-    folded_q = q_BHTD.reshape(B, K, heads * T, D)
-    folded_mask = mask_BTN[:, None, None].expand(B, 1, heads, T, N).reshape(B, 1, heads * T, N)
-    y = F.scaled_dot_product_attention(folded_q, k_BKND, v_BKND, attn_mask=folded_mask, scale=scale)
-    return y.reshape(B, H, T, D)
+    heads = H // K  # of one group; Q is heads * T
+    folded_q_BKQD = q_BHTD.reshape(B, K, heads * T, D)
+    folded_mask_B1QN = mask_BTN[:, None, None].expand(B, 1, heads, T, N).reshape(B, 1, heads * T, N)
+    y_BKQD = F.scaled_dot_product_attention(folded_q_BKQD, k_BKND, v_BKND, attn_mask=folded_mask_B1QN, scale=scale)
+    return y_BKQD.reshape(B, H, T, D)
 
 
 def uncached_attention(q_BTHD: Tensor, k_BTKD: Tensor, v_BTKD: Tensor, input_pos_BT: Tensor, scale: float) -> Tensor:
     """Attend over the fed tokens alone, each seeing those at positions up to its own; (B, T, H, D)."""
     mask_BTT = input_pos_BT[:, None, :] <= input_pos_BT[:, :, None]
-    q, k, v = (t.transpose(1, 2) for t in (q_BTHD, k_BTKD, v_BTKD))
-    return attention(q, k, v, mask_BTT, scale=scale).transpose(1, 2).contiguous()
+    q_BHTD, k_BKTD, v_BKTD = (t.transpose(1, 2) for t in (q_BTHD, k_BTKD, v_BTKD))
+    return attention(q_BHTD, k_BKTD, v_BKTD, mask_BTT, scale=scale).transpose(1, 2).contiguous()
 
 
 def cached_attention(
@@ -84,10 +84,10 @@ def cached_attention(
     index_copy_2d_(k_cache_SKMD, 2, input_pos_BT, k_BTKD.transpose(1, 2), rows_B=slots_B)
     index_copy_2d_(v_cache_SKMD, 2, input_pos_BT, v_BTKD.transpose(1, 2), rows_B=slots_B)
     num_keys = k_cache_SKMD.shape[2] if q_BTHD.is_cuda else int(input_pos_BT.max()) + 1
-    keys = _slot_rows(k_cache_SKMD[:, :, :num_keys], slots_B)
-    values = _slot_rows(v_cache_SKMD[:, :, :num_keys], slots_B)
-    mask = positions_mask(input_pos_BT, num_keys)
-    return attention(q_BTHD.transpose(1, 2), keys, values, mask, scale=scale).transpose(1, 2).contiguous()
+    k_BKND = _slot_rows(k_cache_SKMD[:, :, :num_keys], slots_B)
+    v_BKND = _slot_rows(v_cache_SKMD[:, :, :num_keys], slots_B)
+    mask_BTN = positions_mask(input_pos_BT, num_keys)
+    return attention(q_BTHD.transpose(1, 2), k_BKND, v_BKND, mask_BTN, scale=scale).transpose(1, 2).contiguous()
 
 
 def _slot_rows(cache_SKND: Tensor, slots_B: Tensor) -> Tensor:

@@ -25,9 +25,9 @@ class Threshold(NamedTuple):
 
 def scaled_scores(logits_BTV: Tensor, temperature_B: Tensor) -> Tensor:
     """Return (logits - their maximum) / temperature in float64; a temperature of 0 counts as 1 (its row is greedy)."""
-    logits = logits_BTV.double()
-    divisor = torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
-    return (logits - logits.amax(-1, keepdim=True)) / divisor
+    wide_BTV = logits_BTV.double()
+    divisor_B11 = torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
+    return (wide_BTV - wide_BTV.amax(-1, keepdim=True)) / divisor_B11
 
 
 def filter_threshold(
@@ -46,37 +46,39 @@ def filter_threshold(
         The threshold, -inf where nothing is cut.
     """
     N = best_BTN.shape[-1]
-    top_k, top_p = top_k_B[:, None], top_p_B[:, None]
-    has_top_k, has_top_p = top_k < vocab_size, top_p < 1.0
-    kth = best_BTN.gather(-1, (top_k.clamp(max=N) - 1)[..., None].expand(*best_BTN.shape[:2], 1))
-    inside = ~has_top_k[..., None] | (best_BTN >= kth)
-    mass = torch.where(inside, best_BTN.exp(), 0.0).cumsum(-1)
-    total = torch.where(has_top_k, mass[..., -1], log_total_BT.exp())
-    reached = mass >= (top_p * total)[..., None]
-    last = torch.where(reached.any(-1), reached.int().argmax(-1), N - 1)
-    crossing = best_BTN.gather(-1, last[..., None])[..., 0]
-    cut = torch.where(has_top_k, kth[..., 0], -torch.inf)
-    score = torch.where(has_top_p, crossing, cut)  # never below the cut: with top_k the total is what it left
-    lowest = best_BTN[..., -1]
-    knows_k = ~has_top_k | (kth[..., 0] > lowest)
-    knows_p = ~has_top_p | (crossing > lowest)
-    cuts = has_top_k | has_top_p  # a top_k from the vocabulary's size on cuts nothing: then every token is a candidate
-    is_exact = (cuts & knows_k & knows_p) if vocab_size > N else torch.ones_like(knows_k & knows_p)
-    return Threshold(score, is_exact)
+    top_k_B1, top_p_B1 = top_k_B[:, None], top_p_B[:, None]
+    has_top_k_B1, has_top_p_B1 = top_k_B1 < vocab_size, top_p_B1 < 1.0
+    kth_BT1 = best_BTN.gather(-1, (top_k_B1.clamp(max=N) - 1)[..., None].expand(*best_BTN.shape[:2], 1))
+    is_inside_BTN = ~has_top_k_B1[..., None] | (best_BTN >= kth_BT1)
+    mass_BTN = torch.where(is_inside_BTN, best_BTN.exp(), 0.0).cumsum(-1)
+    total_BT = torch.where(has_top_k_B1, mass_BTN[..., -1], log_total_BT.exp())
+    is_reached_BTN = mass_BTN >= (top_p_B1 * total_BT)[..., None]
+    last_BT = torch.where(is_reached_BTN.any(-1), is_reached_BTN.int().argmax(-1), N - 1)
+    crossing_BT = best_BTN.gather(-1, last_BT[..., None])[..., 0]
+    cut_BT = torch.where(has_top_k_B1, kth_BT1[..., 0], -torch.inf)
+    # The crossing is never below the cut: with top_k the total is what it left.
+    score_BT = torch.where(has_top_p_B1, crossing_BT, cut_BT)
+    lowest_BT = best_BTN[..., -1]
+    knows_k_BT = ~has_top_k_B1 | (kth_BT1[..., 0] > lowest_BT)
+    knows_p_BT = ~has_top_p_B1 | (crossing_BT > lowest_BT)
+    # A top_k from the vocabulary's size on cuts nothing: then every token is a candidate.
+    cuts_B1 = has_top_k_B1 | has_top_p_B1
+    is_exact_BT = (cuts_B1 & knows_k_BT & knows_p_BT) if vocab_size > N else torch.ones_like(knows_k_BT & knows_p_BT)
+    return Threshold(score_BT, is_exact_BT)
 
 
 def draw_from_vocabulary(scores_BTV: Tensor, threshold_BT: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:
     """Draw a token id for every position by noise over the whole vocabulary; (B, T)."""
-    ids = torch.arange(scores_BTV.shape[-1], device=scores_BTV.device)
-    kept = torch.where(scores_BTV >= threshold_BT[..., None], scores_BTV, -torch.inf)
-    return (kept + gumbel_noise(seeds_B, positions_BT, ids)).argmax(-1)
+    ids_V = torch.arange(scores_BTV.shape[-1], device=scores_BTV.device)
+    kept_BTV = torch.where(scores_BTV >= threshold_BT[..., None], scores_BTV, -torch.inf)
+    return (kept_BTV + gumbel_noise(seeds_B, positions_BT, ids_V)).argmax(-1)
 
 
 def draw_from_candidates(
     best_BTN: Tensor, ids_BTN: Tensor, threshold_BT: Tensor, seeds_B: Tensor, positions_BT: Tensor
 ) -> Tensor:
     """Draw as `draw_from_vocabulary`, computing noise for the candidates alone; (B, T)."""
-    kept = torch.where(best_BTN >= threshold_BT[..., None], best_BTN, -torch.inf)
-    perturbed = kept + gumbel_noise(seeds_B, positions_BT, ids_BTN)
-    is_best = perturbed == perturbed.amax(-1, keepdim=True)
-    return torch.where(is_best, ids_BTN, torch.iinfo(torch.int64).max).amin(-1)
+    kept_BTN = torch.where(best_BTN >= threshold_BT[..., None], best_BTN, -torch.inf)
+    perturbed_BTN = kept_BTN + gumbel_noise(seeds_B, positions_BT, ids_BTN)
+    is_best_BTN = perturbed_BTN == perturbed_BTN.amax(-1, keepdim=True)
+    return torch.where(is_best_BTN, ids_BTN, torch.iinfo(torch.int64).max).amin(-1)
