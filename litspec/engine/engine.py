@@ -1,9 +1,9 @@
 """Engine: continuous batching of speculative rounds.
 
 A step admits waiting requests to free slots, feeds one piece of prompt to those that are still reading theirs, and
-runs one round for the rest; so a long prompt holds the others up by one piece at a time. Requests come and go between
-any two steps and never disturb each other. The engine knows no HTTP, and of text only that a request brings a
-detokeniser.
+runs one round for the rest; so a long prompt holds the others up by one piece at a time (a model draft, though, reads
+all of it before its first round). Requests come and go between any two steps and never disturb each other. The engine
+knows no HTTP, and of text only that a request brings a detokeniser.
 """
 
 from __future__ import annotations
