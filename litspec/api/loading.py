@@ -7,6 +7,7 @@ tokenizer; ids that only padding has may differ in number.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from litspec.api.config import MAX_BATCH_SIZE, MAX_DRAFT_TOKENS
 from litspec.draft import EarlyExitProposer, ModelProposer, NgramProposer, Proposer
 from litspec.draft.early_exit import check_num_layers
 from litspec.engine.engine import Engine
+from litspec.engine.request import SamplingParams
 from litspec.model.chat_template import ChatTemplate
 from litspec.model.checkpoint import open_checkpoint
 from litspec.model.compile import CompiledGPT, CompileMode
@@ -127,6 +129,9 @@ def open_model(
     tokens = load_tokenizer(Path(tokenizer) if tokenizer is not None else path)
     check_vocabulary(tokens, checkpoint.config.vocab_size)
     template = None
+    ignored = sorted(set(checkpoint.generation_config) - set(SamplingParams.model_fields))
+    if ignored:
+        warnings.warn(f"{path}: generation_config's {', '.join(ignored)} is not supported and is ignored", stacklevel=2)
     if checkpoint.chat_template is not None:
         template = ChatTemplate.for_tokenizer(checkpoint.chat_template, tokens)
     return OpenedModel(

@@ -2,8 +2,9 @@
 
 For every slot `lengths` says how many of its request's tokens the draft's cache holds. After full acceptance the
 cache lacks the draft's own last token, so the first step of a round always feeds the last two tokens: the shape stays
-fixed and no row needs a branch. A row that lags further behind (its prompt, rounds without the draft) is caught up in
-chunks first. Rows that no longer fit the draft's context are not drafted for; the others are.
+fixed and no row needs a branch. A row that lags further behind (its prompt, rounds without the draft) is caught up by
+a chunk a round, and drafted for after that. Rows that no longer fit the draft's context are not drafted for; the
+others are.
 """
 
 from __future__ import annotations
@@ -42,12 +43,13 @@ class ModelProposer:
             self.lengths[slot_of(row)] = min(self.lengths[slot_of(row)], len(row.tokens) - 1)
         room = self.model.max_seq_length + 1
         counts = [max(0, min(limit, room - len(row.tokens))) for row, limit in zip(rows, limits, strict=True)]
+        self._catch_up([row for row, count in zip(rows, counts, strict=True) if count > 0])
+        counts = [count if self._lag(row) <= 2 else 0 for row, count in zip(rows, counts, strict=True)]
         drafting = [i for i, count in enumerate(counts) if count > 0]
         most = max(counts, default=0)
         tokens_BG = torch.zeros(len(rows), most, dtype=torch.int64, device=self.model.device)
         if drafting:
             chosen = [rows[i] for i in drafting]
-            self._catch_up(chosen)
             drafted = self._draft(chosen, [counts[i] for i in drafting], most)
             tokens_BG[drafting] = drafted[: len(drafting)]
         return Proposal(tokens_BG, counts)
@@ -63,17 +65,19 @@ class ModelProposer:
         self.model.warm_up(self.cache, self._shapes)
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
-        """Feed the tokens that the draft lacks, in chunks, until every row lacks two at most."""
-        while behind := [row for row in rows if self._lag(row) > 2]:
-            width = self._shapes.chunk_width(max(self._lag(row) - 2 for row in behind))
-            starts = [self.lengths[slot_of(row)] for row in behind]
-            runs = [
-                row.tokens[start : min(start + width, len(row.tokens) - 2)]
-                for row, start in zip(behind, starts, strict=True)
-            ]
-            self._feed(behind, runs, starts, num_rows=self._shapes.row_bucket(len(behind)), width=width)
-            for row, run in zip(behind, runs, strict=True):
-                self.lengths[slot_of(row)] += len(run)
+        """Feed one chunk to the rows that lack more than two tokens: a long prompt must not hold up the others."""
+        behind = [row for row in rows if self._lag(row) > 2]
+        if not behind:
+            return
+        width = self._shapes.chunk_width(max(self._lag(row) - 2 for row in behind))
+        starts = [self.lengths[slot_of(row)] for row in behind]
+        runs = [
+            row.tokens[start : min(start + width, len(row.tokens) - 2)]
+            for row, start in zip(behind, starts, strict=True)
+        ]
+        self._feed(behind, runs, starts, num_rows=self._shapes.row_bucket(len(behind)), width=width)
+        for row, run in zip(behind, runs, strict=True):
+            self.lengths[slot_of(row)] += len(run)
 
     def _lag(self, row: DraftRow) -> int:
         return len(row.tokens) - self.lengths[slot_of(row)]

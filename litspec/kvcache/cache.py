@@ -71,5 +71,11 @@ class KVCache:
         self.fed_S[slots_B] = input_pos_BT.amax(-1) + 1
 
     def release(self, slot: int) -> None:
-        """Forget what a slot was fed; its stale entries stay, masked, until they are overwritten."""
+        """Forget what a slot was fed; its stale entries stay, masked, until they are overwritten.
+
+        float16 overflows easily, and an infinity that a mask hides still makes 0 · inf = NaN: there they are cleared.
+        """
         self.fed_S[slot] = 0
+        if self.k[0].dtype == torch.float16:
+            for tensor in (*self.k, *self.v):
+                tensor[slot].zero_()

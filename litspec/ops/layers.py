@@ -10,10 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FEW_TOKENS = 16
+
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x · weightᵀ + bias; x (…, in), weight (out, in), bias (out,)."""
-    return F.linear(x, weight, bias)
+    """Return x · weightᵀ + bias; x (…, in), weight (out, in), bias (out,).
+
+    On the CPU a few tokens are multiplied as (weight · xᵀ)ᵀ: torch's GEMM reads a large weight faster from the left,
+    and that is what a window costs (tests/benchmarks/LOG.md).
+    """
+    num_tokens = x.numel() // x.shape[-1]
+    if x.is_cuda or not 1 < num_tokens <= FEW_TOKENS:
+        return F.linear(x, weight, bias)
+    y = (weight @ x.reshape(num_tokens, -1).T).T.reshape(*x.shape[:-1], weight.shape[0])
+    return y if bias is None else y + bias
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

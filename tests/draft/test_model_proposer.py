@@ -34,6 +34,15 @@ def propose(proposer: ModelProposer, rows: list[Row], limits: list[int]) -> list
     return [tokens[:count] for tokens, count in zip(proposal.tokens_BG.tolist(), proposal.counts, strict=True)]
 
 
+def propose_caught_up(proposer: ModelProposer, rows: list[Row], limits: list[int]) -> list[list[int]]:
+    """Propose until every row that may draft does: one that lags is fed a chunk a round and given none meanwhile."""
+    for _ in range(10):
+        drafts = propose(proposer, rows, limits)
+        if all(draft or not limit for draft, limit in zip(drafts, limits, strict=True)):
+            return drafts
+    raise AssertionError(f"not caught up after 10 rounds: {drafts}")
+
+
 def wanted(rows: list[Row], limits: list[int]) -> list[list[int]]:
     return [continuation(tiny_gpt(n_layer=2), row, limit) for row, limit in zip(rows, limits, strict=True)]
 
@@ -47,7 +56,17 @@ def test_it_drafts_its_own_continuation_for_ragged_rows_and_limits(limits):
         Row("c", random_prompt(9, seed=3), 3, FEW),
         Row("d", random_prompt(4, seed=4), 1),
     ]
-    assert propose(proposer, rows, limits) == wanted(rows, limits)
+    assert propose_caught_up(proposer, rows, limits) == wanted(rows, limits)
+
+
+def test_a_long_prompt_is_caught_up_by_a_chunk_a_round_and_holds_nobody_up():
+    proposer, spy = make_proposer()
+    rows = [Row("a", random_prompt(50, seed=1), 0), Row("b", random_prompt(2, seed=2), 1)]
+    seen = []
+    for _ in range(3):
+        seen.append([len(draft) for draft in propose(proposer, rows, [2, 2])])
+        assert sum(width == 16 for _, width in spy.shapes) == len(seen)
+    assert seen == [[0, 2], [0, 2], [2, 2]]
 
 
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 5, 18, 19, 60])
@@ -61,7 +80,7 @@ def test_a_row_that_lags_is_caught_up_while_others_do_not(lag):
     for row in rows:
         row.tokens.append(7)
     spy.calls.clear()
-    assert propose(proposer, rows, [3, 3]) == wanted(rows, [3, 3])
+    assert propose_caught_up(proposer, rows, [3, 3]) == wanted(rows, [3, 3])
     if lag <= 2:
         assert spy.shapes == [(2, 2), (2, 1), (2, 1)]
 
@@ -90,7 +109,7 @@ def test_after_any_number_accepted_the_next_draft_is_right(accepted):
 def test_release_forgets_the_slot_and_the_next_owner_starts_afresh():
     proposer, _ = make_proposer()
     first, second = Row("a", random_prompt(30, seed=1), 1), Row("b", random_prompt(4, seed=2), 1)
-    propose(proposer, [first], [3])
+    propose_caught_up(proposer, [first], [3])
     assert proposer.lengths[1] == 32
     assert int(proposer.cache.fed_S[1]) == 32
     proposer.release(first)

@@ -101,3 +101,12 @@ def test_a_slot_that_changes_hands_shows_nothing_of_its_former_owner():
         got = gpt(torch.tensor([[owner[-1]], [steady[at]]]), cache=cache)
         torch.testing.assert_close(got[0, 0], full_logits(gpt, owner)[-1])
         torch.testing.assert_close(got[1, 0], full_logits(gpt, steady[: at + 1])[-1])
+
+
+def test_release_clears_what_float16_may_have_overflowed():
+    cache = KVCache(n_layer=2, num_slots=2, n_query_groups=1, max_seq_length=4, head_size=2, dtype=torch.float16)
+    for tensor in (*cache.k, *cache.v):
+        tensor.fill_(torch.inf)
+    cache.release(1)
+    assert all(torch.isfinite(t[1]).all() for t in (*cache.k, *cache.v))
+    assert all(torch.isinf(t[0]).all() for t in (*cache.k, *cache.v))
