@@ -31,6 +31,8 @@ _NUM_ACTIVATIONS = _ARGUMENT_NAMES.index("attention_norm")
 
 def _layout(t: Tensor) -> Layout:
     """Return what a trace depends on; the stride of a dimension of size 1 means nothing and differs at torch's whim."""
+    if t.is_contiguous():
+        return t.shape, t.dtype, t.device, ()
     strides = tuple(stride for size, stride in zip(t.shape, t.stride(), strict=True) if size != 1)
     return t.shape, t.dtype, t.device, strides
 
