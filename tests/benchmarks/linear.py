@@ -38,7 +38,7 @@ def main() -> None:
                     seconds[name].append(time.perf_counter() - started)
             base = statistics.median(seconds.pop("one token"))
             ratios = "  ".join(f"{name} {statistics.median(times) / base:.2f}" for name, times in seconds.items())
-            print(f"{out_features}×{in_features}, {num_tokens:2} tokens: {ratios}  (1.00 = {base * 1e3:.2f} ms)")
+            print(f"{out_features} by {in_features}, {num_tokens:2} tokens: {ratios}  (1.00 = {base * 1e3:.2f} ms)")
 
 
 if __name__ == "__main__":
