@@ -1,8 +1,8 @@
 """What every test relies on: one thread for tiny models, and no network.
 
 Two threads on tiny tensors cost more than they bring, and where a machine is busy they cost a hundredfold; the setting
-is made before torch is imported and is inherited by every process that a test starts. Where a test does use two, they wait
-asleep: spinning for each other, they cost twenty times the work itself on a busy machine.
+is made before torch is imported and is inherited by every process that a test starts. Where a test does use two, they
+wait asleep: spinning for each other, they cost twenty times the work itself on a busy machine.
 """
 
 from __future__ import annotations
