@@ -3,7 +3,7 @@
 A thin shell: flags become an EngineConfig or ServeConfig and SamplingParams, which check themselves, and the work is
 done by `LLM`, `serve` and `bench`. Nothing heavy is imported before a command needs it. A user's mistake is one message
 and exit code 2 (`python -X dev -m litspec …` shows where it was raised), Ctrl-C is 130, a closed pipe 141; a server
-that is asked to stop ends with 0.
+that runs and is asked to stop ends with 0.
 """
 
 from __future__ import annotations
@@ -53,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line (by default the process's own) and return its exit code."""
     try:
         arguments = _parse(list(sys.argv[1:] if argv is None else argv))
+        if sys.stdout is None:
+            raise UsageError("standard output is closed; allowed: a terminal, a pipe or a file")
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 shows "?" for what it lacks
         code = COMMANDS[arguments.command](arguments[arguments.command])
@@ -62,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Python flushes standard output once more at its end: let that go nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return EXIT_BROKEN_PIPE
     except (ValueError, OSError) as error:
         if sys.flags.dev_mode:
@@ -184,7 +186,7 @@ def _load(arguments: Namespace) -> LLM:
     config = _config(arguments, EngineConfig, defaults=ONE_REQUEST)
     from litspec import LLM
 
-    return LLM.load(config.model, **config.load_options())
+    return LLM.load_cold(config)
 
 
 def _serve(arguments: Namespace) -> int:
@@ -198,7 +200,7 @@ def _serve(arguments: Namespace) -> int:
 
 def _generate(arguments: Namespace) -> int:
     params = _sampling_params(arguments)
-    prompt = sys.stdin.read().removesuffix("\n") if arguments.prompt == "-" else arguments.prompt
+    prompt = _read_prompt() if arguments.prompt == "-" else arguments.prompt
     with _load(arguments) as llm:
         if not prompt:
             # Refused where it has no token at all, before a template gives it some.
@@ -218,6 +220,17 @@ def _generate(arguments: Namespace) -> int:
         print(f"litspec: error: {completion.error}", file=sys.stderr)
         return EXIT_FAILED
     return 0
+
+
+def _read_prompt() -> str:
+    if sys.stdin is None:
+        raise UsageError("--prompt was -, but standard input is closed; give the prompt itself, or pipe it in")
+    try:
+        text = sys.stdin.read()
+        text.encode("utf-8")  # a locale that is not UTF-8 smuggles foreign bytes in as half surrogates
+    except UnicodeError:
+        raise UsageError("standard input is not UTF-8; allowed: UTF-8 text") from None
+    return text.removesuffix("\n")
 
 
 def _stream(llm: LLM, asked: str | list[dict[str, str]], params: SamplingParams) -> Iterator[Chunk]:

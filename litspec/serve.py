@@ -86,6 +86,7 @@ class SpecLitServer(LitServer):
         workers = super()._start_server(port, *args, **kwargs)
         config = self.lit_api.config
         host = f"[{config.host}]" if ":" in config.host else config.host
+        _wait_until_open(config)
         print(f"litspec: serving {config.name} on http://{host}:{port} (Ctrl-C ends it)", flush=True)
         return workers
 
@@ -209,6 +210,15 @@ def _check_port(config: ServeConfig) -> None:
         except OSError as error:
             message = f"port {config.port} on {config.host} cannot be opened ({error.strerror}); give another --port"
             raise ServerError(message, exit_code=EXIT_MISTAKE) from None
+
+
+def _wait_until_open(config: ServeConfig) -> None:
+    """Wait until the port takes connections, some seconds at most: what is printed then is true."""
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(config.host, config.host)
+    for _ in range(100):
+        with contextlib.suppress(OSError), socket.create_connection((host, config.port), timeout=1.0):
+            return
+        time.sleep(0.05)
 
 
 def _pick_devices(device: str) -> tuple[Any, Any]:

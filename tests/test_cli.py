@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import pytest
 
 from litspec import __version__
+from litspec.api.config import EngineConfig
 from litspec.cli import SAMPLING_FLAGS, main
 from litspec.engine.request import ParameterError, SamplingParams
 
@@ -54,6 +55,10 @@ class FakeLLM:
             raise ValueError("model was 'no-such-model'; allowed: smollm2-135m-instruct")
         cls.loads.append({"model": model, **options})
         return cls(options)
+
+    @classmethod
+    def load_cold(cls, config: EngineConfig) -> FakeLLM:
+        return cls.load(config.model, **config.load_options())
 
     def __enter__(self) -> FakeLLM:
         return self
@@ -282,3 +287,17 @@ def test_a_reader_that_leaves_is_no_traceback(tmp_path):
         process.stdout.close()
         assert process.stderr.read() == b""
         assert process.wait(timeout=60) == 141
+
+
+def test_standard_streams_that_cannot_be_used_are_named(fake_llm, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["generate", "--prompt", "-"]) == 2
+    assert "standard input is closed" in capsys.readouterr().err
+    monkeypatch.setattr(sys, "stdin", io.StringIO("half \udca6"))
+    assert main(["generate", "--prompt", "-"]) == 2
+    assert "not UTF-8" in capsys.readouterr().err
+    with monkeypatch.context() as closed:
+        closed.setattr(sys, "stdout", None)
+        assert main(["generate", "--prompt", "hi"]) == 2
+    assert "standard output is closed" in capsys.readouterr().err
+    assert fake_llm.asked == []

@@ -116,6 +116,7 @@ def load_config(
     sources += [("", dict(overrides or {}))]
     for where, settings in sources:
         _check_keys(settings, where)
+        _check_values(settings, where)  # also what `cls` lacks, or what a later source replaces
         values.update(settings)
         origin.update(dict.fromkeys(settings, where))
     try:
@@ -124,11 +125,18 @@ def load_config(
         raise ConfigError(f"{error}{origin.get(error.key or '', '')}", key=error.key) from None
 
 
+def _check_values(settings: Mapping[str, Any], where: str) -> None:
+    try:
+        ServeConfig(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"{error}{where}", key=error.key) from None
+
+
 def _check_keys(settings: Mapping[Any, Any], where: str) -> None:
     known = [item.name for item in dataclasses.fields(ServeConfig)]
     for key in settings:
         if key not in known:
-            nearest = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1, cutoff=0.4)
+            nearest = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1, cutoff=0.6)
             hint = f"did you mean {nearest[0]}? " if nearest else ""
             raise ConfigError(f"unknown key {key!r}{where}; {hint}allowed: {', '.join(known)}", key=str(key))
 

@@ -12,11 +12,12 @@ from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
+from litspec.api.config import EngineConfig
 from litspec.api.driver import Driver
 from litspec.api.loading import LoadOptions, OpenedModel, build_engine, open_model
 from litspec.api.params import at_index, one_params, params_for
 from litspec.api.progress import show_progress
-from litspec.api.text import Messages, Prompt, chat_ids, is_prompt_list, plain_ids, prompt_ids
+from litspec.api.text import Messages, Prompt, chat_ids, check_size, is_prompt_list, plain_ids, prompt_ids
 from litspec.engine.engine import Engine
 from litspec.engine.request import Completion, Request, SamplingParams
 from litspec.model.compile import CompileMode
@@ -94,9 +95,19 @@ class LLM:
         )
         opened = open_model(model, tokenizer=tokenizer)
         engine = build_engine(opened, options)
-        if compile == "thunder":
-            engine.warm_up()
+        engine.warm_up()
         return cls(opened, engine, options)
+
+    @classmethod
+    def load_cold(cls, config: EngineConfig) -> LLM:
+        """Load what a config names and compile each shape when it is first met, which suits a single answer.
+
+        Raises:
+            ValueError: as `load`.
+        """
+        options = LoadOptions(**config.load_options())
+        opened = open_model(config.model)
+        return cls(opened, build_engine(opened, options), options)
 
     @property
     def engine(self) -> Engine:
@@ -136,7 +147,7 @@ class LLM:
         Raises:
             ParameterError: names the field at fault.
         """
-        ids = prompt_ids(prompt, self.tokenizer, self._opened.template)
+        ids = self._any_ids(prompt)
         return self._request(ids, params, request_id)
 
     def _request(self, ids: list[int], params: SamplingParams, request_id: str | None = None) -> Request:
@@ -222,7 +233,7 @@ class LLM:
         Raises:
             ParameterError: as in `generate`, before the first piece.
         """
-        ids = prompt_ids(prompt, self.tokenizer, self._opened.template)
+        ids = self._any_ids(prompt)
         request = self._request(ids, one_params(params, given))
         self.engine.check_request(request)
         return self._chunks(request)
@@ -254,9 +265,15 @@ class LLM:
         self.close()
 
     def _ids(self, prompt: Any, index: int | None = None) -> list[int]:
+        at_index(index, lambda: check_size(prompt, self.tokenizer, self.max_seq_length))
         return at_index(index, lambda: plain_ids(prompt, self.tokenizer))
 
+    def _any_ids(self, prompt: Any) -> list[int]:
+        check_size(prompt, self.tokenizer, self.max_seq_length)
+        return prompt_ids(prompt, self.tokenizer, self._opened.template)
+
     def _chat_ids(self, messages: Any, index: int | None = None) -> list[int]:
+        at_index(index, lambda: check_size(messages, self.tokenizer, self.max_seq_length))
         return at_index(index, lambda: chat_ids(messages, self.tokenizer, self._opened.template))
 
     def _run(self, prompts: list[list[int]], params: list[SamplingParams], *, is_list: bool) -> list[Completion]:

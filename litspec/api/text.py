@@ -33,6 +33,22 @@ def is_prompt_list(prompt: Any) -> bool:
     return not prompt or any(isinstance(item, (str, list, tuple, Mapping)) for item in prompt)
 
 
+def check_size(prompt: Any, tokenizer: Tokenizer, max_tokens: int) -> None:
+    """Raise ParameterError for a text so long that tokenising it, only to refuse it, would hold everybody up.
+
+    A text of n bytes has at least n over the longest token's bytes tokens; it is refused here from four times what
+    could fit, which leaves room for tokenizers that drop or merge characters.
+    """
+    texts = [m.get("content") for m in prompt if isinstance(m, Mapping)] if is_messages(prompt) else [prompt]
+    size = sum(len(text) for text in texts if isinstance(text, str))
+    if size > 4 * max_tokens * tokenizer.longest_token:
+        raise ParameterError(
+            f"the prompt has {size} characters; allowed: up to {max_tokens - 1} tokens, which are never more than "
+            f"{max_tokens * tokenizer.longest_token} characters. Shorten it, or load with a larger max_seq_length",
+            param="messages" if is_messages(prompt) else "prompt",
+        )
+
+
 def prompt_ids(prompt: Any, tokenizer: Tokenizer, template: ChatTemplate | None) -> list[int]:
     """Return the token ids of one prompt.
 

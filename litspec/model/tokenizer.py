@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from litspec.model.added_tokens import AddedToken, AddedTokens
@@ -72,6 +73,11 @@ class Tokenizer(ABC):
         """Return the text of `ids`; ids without a piece (padding rows) have none."""
         detokenizer = IncrementalDetokenizer(self, skip_special_tokens=skip_special_tokens)
         return detokenizer.extend(ids) + detokenizer.flush()
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token: a text has at least its bytes over this many tokens."""
+        return max(len(self.token_bytes(token_id)) for token_id in range(self.vocab_size))
 
     @abstractmethod
     def id_to_piece(self, token_id: int) -> str | None:

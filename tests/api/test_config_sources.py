@@ -231,3 +231,11 @@ def test_a_config_that_is_not_there_names_those_that_are(
         find_config(name)
     assert words in str(raised.value)
     assert name in str(raised.value)
+
+
+@pytest.mark.parametrize("line", ['max_batch_size: "four"', "port: true", "timeout: .nan", "compile: false"])
+def test_a_wrong_value_in_a_file_is_refused_whatever_reads_the_file(line, tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(line)
+    with pytest.raises(ConfigError, match=f"{line.split(':')[0]} was .*config.yaml"):
+        load_config(file, EngineConfig, {"max_batch_size": 1})

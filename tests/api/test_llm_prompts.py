@@ -213,3 +213,16 @@ def test_generation_config_fills_only_what_was_not_given(tmp_path: Path):
         assert llm.generate(plain, seed=5, max_new_tokens=12, ignore_eos=True).token_ids == narrow.token_ids
         without = llm.generate(plain, seed=5, top_k=None, max_new_tokens=12, ignore_eos=True)
         assert without.token_ids == sampled.token_ids
+
+
+def test_a_text_that_can_never_fit_is_refused_before_it_is_tokenised(llm, monkeypatch):
+    monkeypatch.setattr(type(llm.tokenizer), "encode", lambda *_, **__: pytest.fail("it was tokenised"))
+    for refused in (
+        lambda: llm.generate("x" * 10_000),
+        lambda: llm.generate(["y" * 10_000]),
+        lambda: llm.stream("z" * 10_000),
+        lambda: llm.prepare([{"role": "user", "content": "z" * 10_000}], SamplingParams()),
+        lambda: llm.chat([{"role": "user", "content": "z" * 10_000}]),
+    ):
+        with pytest.raises(ParameterError, match="10000 characters; allowed: up to 127 tokens"):
+            refused()

@@ -50,7 +50,7 @@ def test_an_answer_has_the_fields_of_a_completion(server: ServerProcess):
 
 
 def test_eight_at_once_share_a_batch_and_one_bad_among_them_is_alone_with_its_error(server: ServerProcess):
-    bodies = [{"prompt": f"request {i}", "max_new_tokens": 5 + 2 * i, "seed": i} for i in range(8)]
+    bodies = [{"prompt": f"request {i}", "max_new_tokens": 40 + 2 * i, "seed": i} for i in range(8)]
     bodies[3] |= TEMPLATE_ERROR
     del bodies[3]["prompt"]
     with ThreadPoolExecutor(8) as pool:
@@ -59,7 +59,7 @@ def test_eight_at_once_share_a_batch_and_one_bad_among_them_is_alone_with_its_er
     assert responses[3].json()["error"]["message"] == "the chat template says: no role nobody"
     for index in (0, 1, 2, 4, 5, 6, 7):
         answer = responses[index].json()
-        assert answer["text"] == answer_text(f"request {index}", index, 5 + 2 * index)
+        assert answer["text"] == answer_text(f"request {index}", index, 40 + 2 * index)
         assert answer["stats"]["batch_rows"] > 1
 
 
@@ -171,8 +171,8 @@ def test_clients_that_leave_free_their_slots(server: ServerProcess):
 
 def test_a_request_that_waits_too_long_for_a_slot_is_refused_and_never_runs(server: ServerProcess):
     with ThreadPoolExecutor(9) as pool:
-        long = [pool.submit(server.ask, prompt=f"long {i}", max_new_tokens=120, seed=1) for i in range(8)]
-        time.sleep(0.5)
+        long = [pool.submit(server.ask, prompt=f"long {i}", max_new_tokens=250, seed=1) for i in range(8)]
+        time.sleep(1.0)
         refused = server.ask(prompt="late", max_new_tokens=3, seed=1)
         assert (refused.status_code, refused.json()["error"]["type"]) == (504, "server_error")
         assert all(request.result().status_code == 200 for request in long), "what runs is never cut"
