@@ -58,6 +58,7 @@ def name_of(value: object) -> str:
     return f"{value.page}-{value.number}" if isinstance(value, Block) else str(value).split("#")[0].strip()
 
 
+@pytest.mark.slow
 @pytest.mark.embedded
 @pytest.mark.parametrize("block", blocks("python"), ids=name_of)
 def test_python_block_runs(block, tmp_path):
@@ -106,6 +107,7 @@ def curl(block: Block, port: int) -> str:
 CURL_BLOCKS = [block for block in blocks("bash") if "curl" in block.text]
 
 
+@pytest.mark.slow
 @pytest.mark.embedded
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 @pytest.mark.parametrize("block", CURL_BLOCKS, ids=name_of)
@@ -117,6 +119,7 @@ def test_curl_block_is_answered(block, port):
         assert f"`{field}`" in read("README.md")
 
 
+@pytest.mark.slow
 @pytest.mark.embedded
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
 def test_curl_block_streams_as_the_readme_says(port):

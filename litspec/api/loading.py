@@ -23,7 +23,7 @@ from litspec.engine.engine import Engine
 from litspec.engine.request import SamplingParams
 from litspec.model.chat_template import ChatTemplate
 from litspec.model.checkpoint import open_checkpoint
-from litspec.model.compile import CompiledGPT, CompileMode
+from litspec.model.compile import CompiledGPT, CompileMode, import_ahead
 from litspec.model.config import Config
 from litspec.model.debug import DEBUG_DRAFT, DEBUG_TARGET, random_tensors
 from litspec.model.gpt import GPT
@@ -164,6 +164,7 @@ def build_engine(target: OpenedModel, options: LoadOptions) -> Engine:
     if layers is not None:
         check_num_layers(target.config, layers)
     shapes = Shapes.plan(max_batch_size=options.max_batch_size, num_draft_tokens=num_draft_tokens)
+    import_ahead(options.compile)
     model = _fill(target, device, dtype, context, options.compile)
     cache = model.new_cache(options.max_batch_size)
     proposer: Proposer | None = None

@@ -8,7 +8,9 @@ with, and no Python number that varies ever enters a trace (the key length is fo
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
@@ -165,6 +167,17 @@ class CompiledGPT:
         self._traces.append(trace)
         self.compile_s += time.perf_counter() - started
         return trace.python_callable()
+
+
+def import_ahead(mode: CompileMode) -> None:
+    """Start to import Thunder beside what the caller does next: it takes seconds, and so does reading weights."""
+
+    def import_quietly() -> None:
+        with contextlib.suppress(ValueError):  # the first trace says what is wrong
+            _import_executor()
+
+    if mode == "thunder":
+        threading.Thread(target=import_quietly, name="import-thunder").start()
 
 
 def _import_executor() -> Any:

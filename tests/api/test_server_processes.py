@@ -36,6 +36,7 @@ def test_a_stop_signal_lets_requests_finish_and_leaves_no_process(tmp_path: Path
         assert "litspec: error" not in server.output
 
 
+@pytest.mark.slow
 def test_what_cannot_finish_in_time_is_told_so(tmp_path: Path):
     with running(ServerProcess.fake(tmp_path / "log")) as server, ThreadPoolExecutor(2) as pool:
         server.wait_until_ready()
@@ -139,6 +140,7 @@ def test_no_process_outlives_a_main_process_that_was_killed(tmp_path: Path):
         assert wait_until_gone(family) == set()
 
 
+@pytest.mark.slow
 def test_two_workers_share_the_queue_and_both_hear_of_clients_that_leave(tmp_path: Path):
     """Two slots in each of two workers, 20 ms a step."""
     server = ServerProcess.fake(tmp_path / "log", workers_per_device=2, max_batch_size=2, batch_timeout=0)
