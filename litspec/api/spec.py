@@ -245,8 +245,14 @@ class DoorSpec(LitSpec):
         loop.remove_reader(self._lifeline.read_end)
         self._is_draining = True
         loop.call_later(DRAIN_S, self._end_all)
+        self._end_if_orphaned()
+
+    def _end_if_orphaned(self) -> None:
+        """End this process once the main one is gone; a dying process lets go of its pipes before its children."""
         if self.is_orphaned:
             os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            asyncio.get_running_loop().call_later(0.1, self._end_if_orphaned)
 
     def _end_all(self) -> None:
         for ticket in list(self._mailbox.tickets.values()):
