@@ -1,4 +1,4 @@
-"""One speculative round for a batch: propose, verify, commit.
+"""What the engine feeds the target: a piece of each prompt, and the window of one speculative round.
 
 Each part can be replaced: a proposer guesses, `verify_window` has the target draw its own token at every position of
 the window and counts the leading guesses that equal it, and the engine commits by what `engine/emission.py` decides.
@@ -18,7 +18,7 @@ from litspec.draft.steps import sampling_of, slot_of
 from litspec.engine.request import Request
 from litspec.kvcache import KVCache
 from litspec.model.decode import sample_shortlisted
-from litspec.model.window import Shapes, pack_window
+from litspec.model.window import Shapes, Window, pack_window
 from litspec.ops.verify import verify_draft
 
 
@@ -63,16 +63,8 @@ def verify_window(
     num_drafted = max(proposal.counts, default=0)
     width = shapes.step_width(num_drafted + 1)
     drafts = proposal.tokens_BG.tolist()
-    window = pack_window(
-        [[r.tokens[-1], *draft[:count]] for r, draft, count in zip(requests, drafts, proposal.counts, strict=True)],
-        [request.length for request in requests],
-        [slot_of(request) for request in requests],
-        rows=rows,
-        width=width,
-        scratch_slot=cache.scratch_slot,
-        device=target.device,
-    )
-    hidden = target.hidden(window.idx_BT, window.input_pos_BT, cache=cache, slots=window.slots_B)
+    runs = [[r.tokens[-1], *draft[:count]] for r, draft, count in zip(requests, drafts, proposal.counts, strict=True)]
+    window, hidden = _feed(target, cache, requests, runs, rows=rows, width=width)
     sampling = sampling_of(requests, rows, device=target.device)
     tokens_BW = sample_shortlisted(target.logits(hidden), window.input_pos_BT + 1, sampling)
     counts = torch.tensor([*proposal.counts, *[0] * (rows - len(requests))], device=target.device)
@@ -89,16 +81,7 @@ def prefill_chunk(target: Target, cache: KVCache, shapes: Shapes, requests: Sequ
     rows = shapes.row_bucket(len(requests))
     width = shapes.chunk_width(max(r.num_prompt_tokens - r.length for r in requests))
     runs = [request.prompt_ids[request.length : request.length + width] for request in requests]
-    window = pack_window(
-        runs,
-        [request.length for request in requests],
-        [slot_of(request) for request in requests],
-        rows=rows,
-        width=width,
-        scratch_slot=cache.scratch_slot,
-        device=target.device,
-    )
-    hidden = target.hidden(window.idx_BT, window.input_pos_BT, cache=cache, slots=window.slots_B)
+    window, hidden = _feed(target, cache, requests, runs, rows=rows, width=width)
     for request, run in zip(requests, runs, strict=True):
         request.length += len(run)
     complete = [row for row, request in enumerate(requests) if request.length == request.num_prompt_tokens]
@@ -112,3 +95,25 @@ def prefill_chunk(target: Target, cache: KVCache, shapes: Shapes, requests: Sequ
         for row, token in zip(complete, tokens, strict=True):
             first_tokens[row] = token
     return first_tokens
+
+
+def _feed(
+    target: Target,
+    cache: KVCache,
+    requests: Sequence[Request],
+    runs: Sequence[Sequence[int]],
+    *,
+    rows: int,
+    width: int,
+) -> tuple[Window, Tensor]:
+    """Feed each request's run from its committed length on; return the window and the residual stream (B, T, C)."""
+    window = pack_window(
+        runs,
+        [request.length for request in requests],
+        [slot_of(request) for request in requests],
+        rows=rows,
+        width=width,
+        scratch_slot=cache.scratch_slot,
+        device=target.device,
+    )
+    return window, target.hidden(window.idx_BT, window.input_pos_BT, cache=cache, slots=window.slots_B)

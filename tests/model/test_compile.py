@@ -14,7 +14,7 @@ import torch
 
 import litspec.ops
 from litspec.kvcache import KVCache
-from litspec.model.compile import CompiledGPT
+from litspec.model.compile import CompiledGPT, import_ahead
 from litspec.model.gpt import GPT
 from litspec.model.window import Shapes
 from tests.model.tiny_gpt import consecutive, some_tokens, tiny_gpt
@@ -186,6 +186,7 @@ def test_another_mode_is_refused():
 def test_where_thunder_cannot_be_imported_the_error_names_the_other_mode(monkeypatch):
     monkeypatch.delattr(litspec.ops, "executor", raising=False)
     monkeypatch.setitem(sys.modules, "litspec.ops.executor", None)
+    import_ahead("thunder")  # says nothing: the first trace does
     gpt = tiny_gpt(n_layer=1)
     with pytest.raises(ValueError, match=r'compile was "thunder".*install lightning-thunder.*compile="none"'):
         CompiledGPT(gpt)(some_tokens(1, 1), cache=gpt.new_cache(1))
