@@ -8,8 +8,12 @@ wait asleep: spinning for each other, they cost twenty times the work itself on 
 from __future__ import annotations
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+# A shell that starts the tests in the background has them ignore Ctrl-C, and every process that they start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)

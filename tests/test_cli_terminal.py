@@ -118,6 +118,9 @@ def test_ctrl_c_ends_the_answer_and_ctrl_d_the_chat(terminal):
     terminal.read_until("[1]...")
     terminal.type("\x03")
     terminal.read_until("> ")
+    terminal.type("half a line")
+    terminal.read_until("half a line")  # its echo
+    terminal.type_until("\x03", "> ")
     terminal.type("Hi\n")
     terminal.read_until("[3]")
     terminal.read_until("> ")
