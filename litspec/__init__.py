@@ -10,7 +10,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from litspec.api.llm import LLM
-    from litspec.engine.request import Completion, SamplingParams
+    from litspec.engine.params import SamplingParams
+    from litspec.engine.request import Completion
 
 __all__ = ["LLM", "Completion", "SamplingParams", "__version__"]
 

@@ -16,32 +16,53 @@ import sys
 from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from io import TextIOWrapper
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_origin
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser, Namespace
 
     from litspec.api.config_sources import ConfigType
     from litspec.api.llm import LLM, Chunk
-    from litspec.engine.request import SamplingParams
+    from litspec.engine.params import SamplingParams
 
 EXIT_FAILED = 1
 EXIT_MISTAKE = 2
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141
 
-# One flag for each field of SamplingParams, which holds the defaults and the checks.
-SAMPLING_FLAGS: dict[str, tuple[type, str]] = {
+# One flag for each field of SamplingParams that concerns one answer; it holds the defaults and the checks.
+SAMPLING_FLAGS: dict[str, tuple[Any, str]] = {
     "max_new_tokens": (int, "generate at most so many tokens (default: 256)"),
     "temperature": (float, "0 is greedy, up to 2 (default: 1.0)"),
     "top_k": (int, "keep the k highest scores (default: all)"),
     "top_p": (float, "keep the highest scores whose probability reaches this, above 0 up to 1 (default: 1.0)"),
+    "min_p": (float, "keep tokens at least this share as probable as the best, 0 to 1 (default: 0)"),
+    "repetition_penalty": (float, "above 1 makes what prompt or answer have less likely (default: 1.0)"),
+    "presence_penalty": (float, "taken from the score of what the answer has, -2 to 2 (default: 0)"),
+    "frequency_penalty": (float, "likewise, as often as the answer has it (default: 0)"),
+    "logit_bias": (list[str], "ID=NUMBER adds a number from -100 to 100 to a token's score; repeatable"),
+    "bad_words": (list[str], "a text that the answer shall not spell; repeatable"),
+    "min_tokens": (int, "do not end before so many tokens (default: 0)"),
     "seed": (int, "the same seed gives the same text, whatever the draft (default: a random one)"),
-    "stop": (str, "end the text before this string; may be given up to 16 times"),
+    "stop": (list[str], "end the text before this string; may be given up to 16 times"),
+    "stop_token_ids": (list[int], "a token that ends the text; repeatable"),
+    "include_stop_str_in_output": (bool, "the text ends with what stopped it"),
     "ignore_eos": (bool, "go on after an end-of-text token"),
+    "logprobs": (int, "log-probabilities of the tokens and of so many of the best, 0 to 20; shown by --json"),
+    "prompt_logprobs": (int, "likewise for the prompt"),
 }
 SAMPLING_NOTE = "A default that the model's own generation_config overrides is the model's."
-ONE_REQUEST = {"max_batch_size": 1}  # what generate, chat and bench make room for
+# One flag for each field of BenchOptions, which holds the defaults and the checks.
+BENCH_FLAGS: dict[str, tuple[str, type, str]] = {
+    "scenario": ("scenario", str, "decode, one stream (default), or load, many requests at once"),
+    "repeats": ("repeats", int, "runs of every prompt or arm (default: 3 for decode, the workload's for load)"),
+    "max_new_tokens": ("max-new-tokens", int, "at most so many in an answer (default: 64, or the workload's)"),
+    "workload_file": ("workload", str, "load: a YAML file with keys of litspec/bench/load.yaml"),
+    "concurrency": ("concurrency", str, "load: requests to keep in flight, as in 1,4,16 (default: the workload's)"),
+    "json_file": ("json", str, "write the figures to this file; - is standard output"),
+    "plot_file": ("plot", str, "draw the figures into this PNG (pip: litspec[bench])"),
+}
+ONE_REQUEST = {"max_batch_size": 1}  # what generate and chat make room for
 TYPE_NAMES = {"int": "an integer", "float": "a number", "bool": "true or false"}
 
 
@@ -105,12 +126,9 @@ def _build_parsers() -> tuple[ArgumentParser, dict[str, ArgumentParser]]:
         add_config_flags(parser, EngineConfig, defaults=ONE_REQUEST)
 
     bench = add_command("bench", "measure on this machine what speculation gains")
-    bench.add_argument("--scenario", type=str, default="decode", help="what to measure: decode (default)")
-    bench.add_argument("--repeats", type=int, default=3, help="runs of every prompt (default: 3)")
-    bench.add_argument("--max-new-tokens", type=int, default=64, help="tokens per answer, at most (default: 64)")
-    bench.add_argument("--json", type=str, default=None, help="write the figures to this file; - is standard output")
-    bench.add_argument("--plot", type=str, default=None, help="draw the ratios into this PNG (pip: litspec[bench])")
-    add_config_flags(bench, EngineConfig, defaults=ONE_REQUEST)
+    for flag, kind, help in BENCH_FLAGS.values():
+        bench.add_argument(f"--{flag}", type=kind, default=SUPPRESS, help=help)
+    add_config_flags(bench, EngineConfig, defaults={"max_batch_size": "1, or what the load needs"})
 
     download = add_command("download", "take a model into the cache folder and print where it lies")
     download.add_argument("name", type=str, help="a name (smollm2-135m-instruct) or a hub id (org/name)")
@@ -122,7 +140,7 @@ def _add_sampling_flags(parser: ArgumentParser) -> None:
         flag = "--" + name.replace("_", "-")
         if kind is bool:
             parser.add_argument(flag, action="store_true", default=SUPPRESS, help=help)
-        elif kind is str:
+        elif get_origin(kind) is list:
             parser.add_argument(flag, action="append", default=SUPPRESS, help=help)
         else:
             parser.add_argument(flag, type=kind, default=SUPPRESS, help=help)
@@ -166,10 +184,28 @@ def _explain(message: str, known_flags: list[str], hint: str) -> str:
 
 def _sampling_params(arguments: Namespace) -> SamplingParams:
     """Return SamplingParams of the flags that were given, so that the model's generation_config fills in the rest."""
-    from litspec.engine.request import SamplingParams
+    from litspec.engine.params import SamplingParams
 
-    values = vars(arguments)
-    return SamplingParams(**{name: values[name] for name in SAMPLING_FLAGS if name in values})
+    values = {name: value for name, value in vars(arguments).items() if name in SAMPLING_FLAGS}
+    if "logit_bias" in values:
+        values["logit_bias"] = dict(map(_read_bias, values["logit_bias"]))
+    if "stop_token_ids" in values:
+        values["stop_token_ids"] = [_read_token_id(text) for text in values["stop_token_ids"]]
+    return SamplingParams(**values)
+
+
+def _read_token_id(text: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"--stop-token-ids was {text!r}; allowed: a token id, given once for each")
+    return int(text)
+
+
+def _read_bias(text: str) -> tuple[str, float]:
+    token_id, _, number = text.partition("=")
+    try:
+        return token_id, float(number)
+    except ValueError:
+        raise UsageError(f"--logit-bias was {text!r}; allowed: ID=NUMBER, as in 42=-5") from None
 
 
 def _config(arguments: Namespace, cls: type[ConfigType], *, defaults: Mapping[str, Any] | None = None) -> ConfigType:
@@ -234,7 +270,7 @@ def _read_prompt() -> str:
 
 
 def _stream(llm: LLM, asked: str | list[dict[str, str]], params: SamplingParams) -> Iterator[Chunk]:
-    from litspec.engine.request import ParameterError
+    from litspec.engine.params import ParameterError
 
     try:
         return llm.stream(asked, params)
@@ -257,15 +293,20 @@ def _bench(arguments: Namespace) -> int:
     from litspec.api.config import EngineConfig
     from litspec.bench.scenario import BenchOptions, run_scenario
 
-    options = BenchOptions(
-        scenario=arguments.scenario,
-        repeats=arguments.repeats,
-        max_new_tokens=arguments.max_new_tokens,
-        json_file=arguments.json,
-        plot_file=arguments.plot,
-    )
-    run_scenario(options, _config(arguments, EngineConfig, defaults=ONE_REQUEST))
+    values, keys = vars(arguments), {name: flag.replace("-", "_") for name, (flag, _, _) in BENCH_FLAGS.items()}
+    given = {name: values[key] for name, key in keys.items() if key in values}
+    if "concurrency" in given:
+        given["concurrency"] = _integers("concurrency", given["concurrency"])
+    options = BenchOptions(**given)
+    run_scenario(options, _config(arguments, EngineConfig, defaults=options.engine_defaults()))
     return 0
+
+
+def _integers(name: str, text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise UsageError(f"{name} was {text!r}; allowed: integers with commas between them, as in 1,4,16")
+    return tuple(int(word) for word in words)
 
 
 def _download(arguments: Namespace) -> int:

@@ -17,7 +17,7 @@ import pytest
 from litspec import __version__
 from litspec.api.config import EngineConfig
 from litspec.cli import SAMPLING_FLAGS, main
-from litspec.engine.request import ParameterError, SamplingParams
+from litspec.engine.params import ParameterError, SamplingParams
 
 
 @dataclass
@@ -153,7 +153,34 @@ def test_only_given_sampling_flags_reach_sampling_params(fake_llm):
 
 
 def test_every_sampling_parameter_has_a_flag():
-    assert set(SAMPLING_FLAGS) == set(SamplingParams.model_fields)
+    several_answers, the_engines_own = "n", "num_draft_tokens"
+    assert {*SAMPLING_FLAGS, several_answers, the_engines_own} == set(SamplingParams.model_fields)
+
+
+def test_sampling_flags_reach_the_request(fake_llm):
+    flags = [
+        "--min-p",
+        "0.1",
+        "--logit-bias",
+        "5=-2",
+        "--logit-bias",
+        "7=1.5",
+        "--bad-words",
+        "a",
+        "--bad-words",
+        "b c",
+    ]
+    flags += ["--stop-token-ids", "3", "--stop-token-ids", "4", "--min-tokens", "2", "--include-stop-str-in-output"]
+    assert main(["generate", "--prompt", "Hi", *flags]) == 0
+    params = fake_llm.asked[-1][1]
+    assert params == SamplingParams(
+        min_p=0.1,
+        logit_bias={5: -2.0, 7: 1.5},
+        bad_words=("a", "b c"),
+        stop_token_ids=(3, 4),
+        min_tokens=2,
+        include_stop_str_in_output=True,
+    )
 
 
 def test_flags_win_over_the_config_file(fake_llm, tmp_path):
@@ -178,6 +205,9 @@ def test_a_request_that_failed_is_told_on_stderr(fake_llm, capsys):
         (["generate"], "--prompt is missing"),
         (["download"], "name is missing"),
         (["generate", "--prompt", "a", "--temprature", "1"], "did you mean --temperature?"),
+        (["generate", "--prompt", "a", "--logit-bias", "5"], "--logit-bias was '5'; allowed: ID=NUMBER"),
+        (["generate", "--prompt", "a", "--logit-bias", "x=1"], "logit_bias"),
+        (["generate", "--prompt", "a", "--stop-token-ids", "two"], "--stop-token-ids was 'two'; allowed: a token id"),
         (["generate", "--prompt", "-x"], "--prompt=…"),
         (["generate", "--prompt", "a", "--temperature", "-1"], "temperature was -1.0; allowed: a number from 0"),
         (["generate", "--prompt", "a", "--temperature", "nan"], "--temperature was 'nan'; allowed: a number"),
@@ -185,6 +215,15 @@ def test_a_request_that_failed_is_told_on_stderr(fake_llm, capsys):
         (["generate", "--prompt", "a", "--top-p", "0"], "top_p was 0.0; allowed: a number above 0"),
         (["generate", "--prompt", "a", "--top-k", "1.5"], "--top-k was '1.5'; allowed: an integer"),
         (["generate", "--prompt", "a", "--max-seq-length", "x"], "--max-seq-length was 'x'; allowed: an integer"),
+        (["generate", "--prompt", "a", "--num-draft-tokens", "x"], "--num-draft-tokens was 'x'; allowed: auto, or an"),
+        (
+            ["generate", "--prompt", "a", "--num-draft-tokens", "0"],
+            "num_draft_tokens was 0; allowed: auto, or an integ",
+        ),
+        (["generate", "--prompt", "a", "--prefix-reuse", "1"], "--prefix-reuse was '1'; allowed: true or false"),
+        (["generate", "--prompt", "a", "--prefix-reuse"], "--prefix-reuse lacks its value"),
+        (["generate", "--prompt", "a", "--batching", "static"], "--batching was 'static'; allowed: continuous, fixed"),
+        (["serve", "--generate-timeout", "0"], "generate_timeout was 0.0; allowed: a number of seconds above 0"),
         (["generate", "--prompt", "a", "--dtype", "q"], "--dtype was 'q'; allowed: auto, float64"),
         (["generate", "--prompt", "a", "--model", "no-such-model"], "allowed: smollm2-135m-instruct"),
         (["generate", "--prompt", ""], "prompt was ''; allowed"),

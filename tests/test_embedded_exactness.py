@@ -14,7 +14,8 @@ import pytest
 import torch
 
 from litspec import LLM, Completion, SamplingParams
-from litspec.api.loading import LoadOptions, OpenedModel, open_model
+from litspec.api.config import EngineConfig
+from litspec.api.loading import OpenedModel, open_model
 from litspec.draft import EarlyExitProposer, NgramProposer
 from litspec.engine.engine import Engine
 from litspec.model.compile import CompiledGPT, CompileMode
@@ -96,7 +97,7 @@ def load(opened, compiled):
     def load(draft: str = "none", *, G: int = 4, mode: CompileMode = "none", rows: int = len(PROMPTS)) -> LLM:
         target = compiled[mode]
         cache = target.new_cache(rows)
-        options = LoadOptions(draft=draft, num_draft_tokens=G, max_batch_size=rows, compile=mode, dtype="float32")
+        options = EngineConfig(draft=draft, num_draft_tokens=G, max_batch_size=rows, compile=mode, dtype="float32")
         G = 0 if draft == "none" else G
         shapes = Shapes.plan(max_batch_size=rows, num_draft_tokens=G)
         proposer = NgramProposer() if draft == "ngram" else None

@@ -12,13 +12,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from litspec.engine.options import MAX_AUTO_DRAFT_TOKENS, MAX_DRAFT_TOKENS, Batching
+
 DType = Literal["auto", "float64", "float32", "bfloat16", "float16"]
 Quantize = Literal["none"]
 Compile = Literal["thunder", "none"]
 Host = Literal["127.0.0.1", "0.0.0.0", "::"]
 LogLevel = Literal["critical", "error", "warning", "info", "debug"]
 
-MAX_DRAFT_TOKENS = 64
 MAX_BATCH_SIZE = 1024
 
 
@@ -62,6 +63,10 @@ def _is_seconds(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0.0 <= value < math.inf
 
 
+def _is_limit(value: Any) -> bool:
+    return value is None or (_is_seconds(value) and value > 0)
+
+
 def _is_draft(value: Any) -> bool:
     if value is None or not _is_text(value):
         return value is None
@@ -98,11 +103,13 @@ class EngineConfig:
             accepts=_is_draft,
         ),
     )
-    num_draft_tokens: int = field(
-        default=4,
-        metadata=count(
-            "tokens that the draft proposes in a round, at most; `draft: none` switches drafting off",
-            most=MAX_DRAFT_TOKENS,
+    num_draft_tokens: int | Literal["auto"] = field(
+        default="auto",
+        metadata=about(
+            f"tokens that the draft proposes in a round: auto lets the engine choose each time, up to "
+            f"{MAX_AUTO_DRAFT_TOKENS}; a number is always the most. `draft: none` switches drafting off",
+            allowed=f"auto, or an integer from 1 to {MAX_DRAFT_TOKENS}",
+            accepts=lambda value: value == "auto" or _is_int(value, 1, MAX_DRAFT_TOKENS),
         ),
     )
     max_batch_size: int = field(
@@ -111,9 +118,24 @@ class EngineConfig:
     max_seq_length: int | None = field(
         default=None,
         metadata=about(
-            "tokens of prompt and answer together; null is 2048, or the model's own context if that is smaller",
-            allowed="an integer from 2, or null for 2048 or the model's own context if that is smaller",
+            "tokens of prompt and answer together; null is 2048, or the model's own context if that is smaller, and "
+            "less, down to 256, where memory is short",
+            allowed="an integer from 2, or null for what suits model and memory, 2048 at most",
             accepts=lambda value: value is None or _is_int(value, 2),
+        ),
+    )
+    prefix_reuse: bool = field(
+        default=True,
+        metadata=about(
+            "start a request from what the cache still holds of its prompt: true or false, the same text",
+            allowed="true or false",
+            accepts=lambda value: isinstance(value, bool),
+        ),
+    )
+    batching: Batching = field(
+        default="continuous",
+        metadata=one_of(
+            Batching, "continuous: a request joins when a slot is free; fixed: when all that run have ended"
         ),
     )
     dtype: DType = field(
@@ -138,6 +160,30 @@ class EngineConfig:
             value = getattr(self, item.name)
             if not item.metadata["accepts"](value):
                 raise ConfigError(f"{item.name} was {value!r}; allowed: {item.metadata['allowed']}", key=item.name)
+
+    @property
+    def is_drafting(self) -> bool:
+        """Whether anything proposes tokens."""
+        return self.draft not in (None, "none")
+
+    @property
+    def most_draft_tokens(self) -> int:
+        """The most draft tokens that a round can have, G; 0 without a draft."""
+        if not self.is_drafting:
+            return 0
+        return MAX_AUTO_DRAFT_TOKENS if self.num_draft_tokens == "auto" else self.num_draft_tokens
+
+    @property
+    def early_exit_layers(self) -> int | None:
+        """N of a draft "early-exit:N"; None for another draft."""
+        kind, _, layers = (self.draft or "").partition(":")
+        return int(layers) if kind == "early-exit" else None
+
+    @property
+    def draft_model(self) -> str | None:
+        """The name of a draft that is a model; None for another kind."""
+        is_model = self.is_drafting and self.draft != "ngram" and self.early_exit_layers is None
+        return self.draft if is_model else None
 
     def load_options(self) -> dict[str, Any]:
         """Return the keyword arguments of `LLM.load` (without `model`)."""
@@ -169,10 +215,18 @@ class ServeConfig(EngineConfig):
     timeout: float | None = field(
         default=60.0,
         metadata=about(
-            "seconds that a request may wait for a slot before it is answered 504; null waits without end. "
-            "A request that runs is never cut",
+            "seconds that a request may wait for a slot before it is answered 504; null waits without end",
             allowed="a number of seconds above 0, or null for no limit",
-            accepts=lambda value: value is None or (_is_seconds(value) and value > 0),
+            accepts=_is_limit,
+        ),
+    )
+    generate_timeout: float | None = field(
+        default=None,
+        metadata=about(
+            "seconds that a request may run once it has a slot; then it ends with what it has and finish_reason "
+            "timeout; null never cuts one",
+            allowed="a number of seconds above 0, or null for no limit",
+            accepts=_is_limit,
         ),
     )
     workers_per_device: int = field(

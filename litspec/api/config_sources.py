@@ -111,7 +111,7 @@ def load_config(
     names = [item.name for item in dataclasses.fields(cls)]
     values: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    sources = [(f" (in {path})", _read_file(path) if path is not None else {})]
+    sources = [(f" (in {path})", read_mapping(find_config(path)) if path is not None else {})]
     sources += [(f" (in ${variable})", values) for variable, values in _read_environment(environ)]
     sources += [("", dict(overrides or {}))]
     for where, settings in sources:
@@ -162,8 +162,12 @@ class _StrictLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_file(path: str | os.PathLike[str]) -> dict[Any, Any]:
-    file = find_config(path)
+def read_mapping(file: Path) -> dict[Any, Any]:
+    """Return the keys and values of a YAML file; an empty file has none.
+
+    Raises:
+        ConfigError: the file cannot be read, is no mapping, or holds a key twice.
+    """
     try:
         content = yaml.load(file.read_text(encoding="utf-8"), Loader=_StrictLoader)
     except ConfigError as error:

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from litserve import LitAPI
 
 from litspec.api.config import ServeConfig
+from litspec.api.description import one_line
 from litspec.api.loop import EngineLoop
 from litspec.api.processes import follow_parent
 from litspec.api.spec import DoorSpec
@@ -61,20 +63,17 @@ class SpecLitAPI(LitAPI):
             traceback.print_exc()
             print(f"litspec: error: {self.config.model} could not be loaded", file=sys.stderr, flush=True)
             raise SystemExit(EXIT_FAILURE) from None
-        print(f"litspec: worker {os.environ['LITSERVE_WORKER_ID']}: {describe(self.llm.describe())}", flush=True)
+        print(f"litspec: worker {os.environ['LITSERVE_WORKER_ID']}: {one_line(self.llm.describe())}", flush=True)
 
     def load_llm(self, device: str) -> LLM:
         """Load what the config names onto the device that LitServe gave this worker."""
         from litspec.api.llm import LLM  # brings torch: only workers need it
 
         device = device if device.startswith("cuda") else device.partition(":")[0]  # LitServe says mps:0
-        return LLM.load(self.config.model, **{**self.config.load_options(), "device": device})
+        llm = LLM.load_cold(replace(self.config, device=device))
+        llm.engine.warm_up()
+        return llm
 
     def health(self) -> bool:
         """Return whether all workers live; asked in an API process, for /health."""
         return self.doors.is_healthy
-
-
-def describe(facts: dict[str, Any]) -> str:
-    """Return one line that says what runs."""
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in facts.items())

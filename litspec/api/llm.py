@@ -7,21 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import os
-import uuid
 from collections.abc import AsyncIterator, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, Literal, overload
 
-from litspec.api.config import EngineConfig
+from litspec.api.config import Batching, Compile, DType, EngineConfig, Quantize
+from litspec.api.description import facts_of
 from litspec.api.driver import Driver
-from litspec.api.loading import LoadOptions, OpenedModel, build_engine, open_model
+from litspec.api.loading import OpenedModel, build_engine, check_placement, open_model
+from litspec.api.memory import MemoryPlan
 from litspec.api.params import at_index, one_params, params_for
 from litspec.api.progress import show_progress
+from litspec.api.requests import Answer, check_one_answer, make_requests, regroup
 from litspec.api.text import Messages, Prompt, chat_ids, check_size, is_prompt_list, plain_ids, prompt_ids
 from litspec.engine.engine import Engine
-from litspec.engine.request import Completion, Request, SamplingParams
-from litspec.model.compile import CompileMode
-from litspec.model.tokenizer import IncrementalDetokenizer, Tokenizer
+from litspec.engine.params import SamplingParams
+from litspec.engine.request import Completion, Request
+from litspec.model.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -34,19 +36,22 @@ class Chunk:
 
 
 class GenerationInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a list of prompts; `completions` holds what was finished, None where a prompt was not."""
+    """Ctrl-C during a list of prompts; `completions` holds what was finished, None where an answer was not."""
 
-    def __init__(self, completions: list[Completion | None]) -> None:
-        super().__init__(f"interrupted with {sum(c is not None for c in completions)} of {len(completions)} finished")
+    def __init__(self, completions: list[Any]) -> None:
+        super().__init__(f"interrupted with {sum(map(_is_whole, completions))} of {len(completions)} finished")
         self.completions = completions
 
 
 class LLM:
     """A loaded model; use `LLM.load`. A context manager that closes itself."""
 
-    def __init__(self, opened: OpenedModel, engine: Engine, options: LoadOptions) -> None:
+    def __init__(
+        self, opened: OpenedModel, engine: Engine, config: EngineConfig, plan: MemoryPlan | None = None
+    ) -> None:
         self._opened = opened
-        self._options = options
+        self._config = config
+        self._plan = plan
         self._driver = Driver(engine)
 
     @classmethod
@@ -55,12 +60,14 @@ class LLM:
         model: str | os.PathLike[str],
         *,
         draft: str | os.PathLike[str] | None = "ngram",
-        num_draft_tokens: int = 4,
+        num_draft_tokens: int | Literal["auto"] = "auto",
         max_batch_size: int = 8,
         max_seq_length: int | None = None,
-        dtype: str = "auto",
-        quantize: str = "none",
-        compile: CompileMode = "thunder",
+        prefix_reuse: bool = True,
+        batching: Batching = "continuous",
+        dtype: DType = "auto",
+        quantize: Quantize = "none",
+        compile: Compile = "thunder",
         device: str = "auto",
         tokenizer: str | os.PathLike[str] | None = None,
     ) -> LLM:
@@ -69,9 +76,13 @@ class LLM:
         Args:
             model: a name (`smollm2-135m-instruct`, `debug`), a hub id, a folder, or a `.gguf` file.
             draft: "ngram", "early-exit:N" (the target's first N layers), a model, or None; it never changes the text.
-            num_draft_tokens: tokens that are drafted in a round, at most.
+            num_draft_tokens: tokens that are drafted in a round: "auto" lets the engine choose each time, up to 7; a
+                number is always the most.
             max_batch_size: requests that run at once.
-            max_seq_length: tokens of prompt and answer together; None is 2048, or the model's own context if smaller.
+            max_seq_length: tokens of prompt and answer together; None is 2048, or the model's own context if smaller,
+                halved (down to 256) while the caches would take more than half of the memory that the weights leave.
+            prefix_reuse: start a request from what the cache still holds of its prompt; the text is the same.
+            batching: "continuous" (a request joins when a slot is free) or "fixed" (when all that run have ended).
             dtype: "auto" (bfloat16 where the hardware computes in it, else float32), "float32", "bfloat16", "float16"
                 or "float64".
             quantize: "none".
@@ -83,31 +94,36 @@ class LLM:
             ValueError: the model, the draft or a setting cannot be used; the message says what, what is allowed and
                 what to do.
         """
-        options = LoadOptions(
+        config = EngineConfig(
+            model=os.fspath(model) if isinstance(model, os.PathLike) else model,
             draft=os.fspath(draft) if isinstance(draft, os.PathLike) else draft,
             num_draft_tokens=num_draft_tokens,
             max_batch_size=max_batch_size,
             max_seq_length=max_seq_length,
+            prefix_reuse=prefix_reuse,
+            batching=batching,
             dtype=dtype,
             quantize=quantize,
             compile=compile,
             device=device,
         )
-        opened = open_model(model, tokenizer=tokenizer)
-        engine = build_engine(opened, options)
-        engine.warm_up()
-        return cls(opened, engine, options)
+        llm = cls.load_cold(config, tokenizer=tokenizer)
+        llm.engine.warm_up()
+        return llm
 
     @classmethod
-    def load_cold(cls, config: EngineConfig) -> LLM:
+    def load_cold(cls, config: EngineConfig, *, tokenizer: str | os.PathLike[str] | None = None) -> LLM:
         """Load what a config names and compile each shape when it is first met, which suits a single answer.
+
+        A server's config sets the engine's time limit, too.
 
         Raises:
             ValueError: as `load`.
         """
-        options = LoadOptions(**config.load_options())
-        opened = open_model(config.model)
-        return cls(opened, build_engine(opened, options), options)
+        check_placement(config)
+        opened = open_model(config.model, tokenizer=tokenizer)
+        engine, plan = build_engine(opened, config)
+        return cls(opened, engine, config, plan)
 
     @property
     def engine(self) -> Engine:
@@ -125,21 +141,8 @@ class LLM:
         return self.engine.target.max_seq_length
 
     def describe(self) -> dict[str, Any]:
-        """Return what is loaded: names, sizes and shapes, ready for printing."""
-        return {
-            "model": self._opened.name,
-            "draft": self._options.draft or "none",
-            "num_draft_tokens": self.engine.num_draft_tokens,
-            "dtype": str(self.engine.cache.k[0].dtype).removeprefix("torch."),
-            "device": str(self.engine.target.device),
-            "compile": self._options.compile,
-            "slots": self.engine.cache.num_slots,
-            "max_seq_length": self.max_seq_length,
-            "cache_bytes": self.engine.cache.num_bytes,
-            "row_buckets": list(self.engine.shapes.row_buckets),
-            "widths": [*self.engine.shapes.step_widths, *self.engine.shapes.chunk_widths],
-            "compiled_shapes": self.engine.compiled_shapes,
-        }
+        """Return what is loaded, JSON-ready: names, shapes, and the memory plan in words (`memory`) and bytes."""
+        return facts_of(self._opened.name, self.engine, self._config, self._plan)
 
     def prepare(self, prompt: Prompt, params: SamplingParams, *, request_id: str | None = None) -> Request:
         """Turn a prompt into a request: tokenise it, and fill what `params` leaves open from the model's own defaults.
@@ -147,17 +150,8 @@ class LLM:
         Raises:
             ParameterError: names the field at fault.
         """
-        ids = self._any_ids(prompt)
-        return self._request(ids, params, request_id)
-
-    def _request(self, ids: list[int], params: SamplingParams, request_id: str | None = None) -> Request:
-        return Request(
-            id=request_id or uuid.uuid4().hex,
-            prompt_ids=ids,
-            params=params.with_defaults(self._opened.generation_config),
-            eos_token_ids=self._opened.eos_token_ids,
-            detokenizer=IncrementalDetokenizer(self.tokenizer, ids),
-        )
+        check_one_answer(params)
+        return make_requests(self._opened, self._any_ids(prompt), params, request_id=request_id)[0]
 
     @overload
     def generate(self, prompt: str | list[int], params: SamplingParams | None = None, **given: Any) -> Completion: ...
@@ -178,7 +172,7 @@ class LLM:
             **given: SamplingParams' fields, instead of `params`.
 
         Returns:
-            A Completion, or a list of them in the order of the prompts.
+            A Completion, or a list of them in the order of the prompts; with n > 1 a list of n in each one's place.
 
         Raises:
             ParameterError: a bad prompt or parameter; in a list the message starts with its index, and nothing has run.
@@ -207,7 +201,7 @@ class LLM:
             **given: as in `generate`.
 
         Returns:
-            A Completion, or a list of them in the order of the chats.
+            As `generate`.
 
         Raises:
             ParameterError: as in `generate`, or the template refuses the messages.
@@ -233,8 +227,7 @@ class LLM:
         Raises:
             ParameterError: as in `generate`, before the first piece.
         """
-        ids = self._any_ids(prompt)
-        request = self._request(ids, one_params(params, given))
+        request = self.prepare(prompt, one_params(params, given))
         self.engine.check_request(request)
         return self._chunks(request)
 
@@ -276,10 +269,14 @@ class LLM:
         at_index(index, lambda: check_size(messages, self.tokenizer, self.max_seq_length))
         return at_index(index, lambda: chat_ids(messages, self.tokenizer, self._opened.template))
 
-    def _run(self, prompts: list[list[int]], params: list[SamplingParams], *, is_list: bool) -> list[Completion]:
-        requests = [self._request(ids, each) for ids, each in zip(prompts, params, strict=True)]
-        for index, request in enumerate(requests):
-            at_index(index if is_list else None, lambda request=request: self.engine.check_request(request))
+    def _run(self, prompts: list[list[int]], params: list[SamplingParams], *, is_list: bool) -> list[Answer]:
+        groups = []
+        for index, (ids, each) in enumerate(zip(prompts, params, strict=True)):
+            place = index if is_list else None
+            groups.append(at_index(place, lambda ids=ids, each=each: make_requests(self._opened, ids, each)))
+            at_index(place, lambda group=groups[-1]: self.engine.check_request(group[0]))
+        requests = [request for group in groups for request in group]
+        sizes = [len(group) for group in groups]
         completions: list[Completion | None] = [None] * len(requests)
         try:
             self._driver.submit(requests)
@@ -290,10 +287,10 @@ class LLM:
                     advance()
         except KeyboardInterrupt:
             finished = [c or _finished(request) for request, c in zip(requests, completions, strict=True)]
-            raise GenerationInterrupted(finished) from None
+            raise GenerationInterrupted(regroup(finished, sizes)) from None
         finally:
             self._driver.leave(requests)
-        return [completion for completion in completions if completion is not None]
+        return regroup(completions, sizes)
 
     def _chunks(self, request: Request) -> Generator[Chunk, None, None]:
         token_ids: list[int] = []
@@ -306,6 +303,10 @@ class LLM:
                     token_ids = []
         finally:
             self._driver.leave([request])
+
+
+def _is_whole(answer: Any) -> bool:
+    return None not in answer if isinstance(answer, list) else answer is not None
 
 
 def _finished(request: Request) -> Completion | None:

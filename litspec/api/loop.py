@@ -17,7 +17,8 @@ from litserve.loops import LitLoop
 from litserve.utils import LitAPIStatus, LoopResponseType
 
 from litspec.api.messages import Done, Event, Failure, Order, Started, Text
-from litspec.engine.request import ParameterError
+from litspec.engine.params import ParameterError
+from litspec.engine.scheduler import QueueFullError
 
 if TYPE_CHECKING:
     from litspec.api.llm import LLM
@@ -163,6 +164,8 @@ class Turns:
         except ValueError as error:
             param = error.param if isinstance(error, ParameterError) else None
             self._post(consumer, uid, Failure(400, str(error), param))
+        except QueueFullError as error:
+            self._post(consumer, uid, Failure(429, str(error)))
         except Exception:
             logger.exception("request %s failed before it ran", uid)
             self._post(consumer, uid, Failure(500, "the request failed before it ran; the server's log says why"))
@@ -202,7 +205,7 @@ class Turns:
         self._running.clear()
         self._flush()
         for uid in uids:
-            self._engine.abort(uid)
+            self._engine.fail(uid, failure.message)
         if self._engine.has_active_requests():
             raise RuntimeError("the engine holds requests after all were aborted")
 

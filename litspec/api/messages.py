@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from litspec.engine.request import SamplingParams
+from litspec.engine.params import SamplingParams
 
 
 class Order(NamedTuple):

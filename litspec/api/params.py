@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from litspec.engine.request import ParameterError, SamplingParams
+from litspec.engine.params import ParameterError, SamplingParams
 
 _LITGPT_FORMS = {
     "stream": "call llm.stream(…) instead",

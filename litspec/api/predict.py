@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from litspec.api.messages import Failure, Order, RequestError
-from litspec.engine.request import ParameterError, SamplingParams
+from litspec.engine.params import ParameterError, SamplingParams
 
 OWN_FIELDS = ("prompt", "messages", "stream")
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from litspec.api.llm import LLM
-    from litspec.engine.request import SamplingParams
+    from litspec.engine.params import SamplingParams
 
 HELP = "Ctrl-C ends an answer, /clear starts anew, Ctrl-D or /exit leaves."
 

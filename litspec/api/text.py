@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Union
 
-from litspec.engine.request import ParameterError
+from litspec.engine.params import ParameterError
 from litspec.model.chat_template import ChatTemplate, ChatTemplateError, encode_chat
 from litspec.model.tokenizer import Tokenizer, TokenizerError
 

@@ -23,13 +23,17 @@ import litspec
 from litspec.api.config import EngineConfig
 from litspec.api.progress import show_progress
 from litspec.bench.scenario import BenchOptions
-from litspec.engine.request import Completion, SamplingParams
+from litspec.engine.params import SamplingParams
+from litspec.engine.request import Completion
 
 if TYPE_CHECKING:
     import torch
 
     from litspec.api.llm import LLM
     from litspec.model.compile import CompiledGPT
+
+DEFAULT_REPEATS = 3
+DEFAULT_MAX_NEW_TOKENS = 64
 
 
 @dataclass(frozen=True)
@@ -114,7 +118,8 @@ def measure_decode(options: BenchOptions, config: EngineConfig) -> DecodeReport:
     from litspec.api.llm import LLM
 
     prompts = builtin_prompts()
-    params = SamplingParams(temperature=0.0, max_new_tokens=options.max_new_tokens)
+    repeats = options.repeats or DEFAULT_REPEATS
+    params = SamplingParams(temperature=0.0, max_new_tokens=options.max_new_tokens or DEFAULT_MAX_NEW_TOKENS)
     plain_config = replace(config, draft=None)
     with (
         LLM.load(config.model, **config.load_options()) as drafting,
@@ -123,10 +128,10 @@ def measure_decode(options: BenchOptions, config: EngineConfig) -> DecodeReport:
         arms = (drafting, plain)
         for llm in arms:
             _answer(llm, prompts[0], params.model_copy(update={"max_new_tokens": 8}))
-        with show_progress(len(prompts) * options.repeats * len(arms), "decode") as advance:
-            runs = _take_turns(arms, prompts, params, options.repeats, advance)
+        with show_progress(len(prompts) * repeats * len(arms), "decode") as advance:
+            runs = _take_turns(arms, prompts, params, repeats, advance)
         results = [_result(plain, prompt, *pair) for prompt, pair in zip(prompts, runs, strict=True)]
-    settings = {**asdict(config), "repeats": options.repeats, "max_new_tokens": options.max_new_tokens}
+    settings = {**asdict(config), "repeats": repeats, "max_new_tokens": params.max_new_tokens}
     return DecodeReport(settings=settings, machine=describe_machine(), prompts=results)
 
 

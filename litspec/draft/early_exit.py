@@ -12,15 +12,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from litspec.draft.proposer import DraftRow, Proposal
+from litspec.draft.proposer import DraftCost, DraftRow, Proposal, Proposer
 from litspec.draft.steps import draft_tokens, sampling_of, slot_of
+from litspec.draft.timing import drafting_cost
 from litspec.kvcache import KVCache
 from litspec.model.compile import CompiledGPT
 from litspec.model.config import Config
 from litspec.model.window import Shapes, pack_window
 
 
-class EarlyExitProposer:
+class EarlyExitProposer(Proposer):
     """Proposes with part of the target.
 
     Args:
@@ -46,17 +47,18 @@ class EarlyExitProposer:
         drafting = [i for i, count in enumerate(counts) if count > 0]
         if drafting:
             chosen = [rows[i] for i in drafting]
-            tokens_BG[drafting] = self._draft(chosen, [counts[i] for i in drafting], most)[: len(drafting)]
+            drafted = self._draft(chosen, [counts[i] for i in drafting], most, self._shapes.row_bucket(len(chosen)))
+            tokens_BG[drafting] = drafted[: len(drafting)]
         return Proposal(tokens_BG, counts)
-
-    def release(self, row: DraftRow) -> None:
-        """Nothing is kept of a request."""
 
     def warm_up(self) -> None:
         """The target's own steps of width 1 are all that is fed here."""
 
-    def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int) -> Tensor:
-        num_rows = self._shapes.row_bucket(len(rows))
+    def measure(self, num_rows: int) -> DraftCost:
+        """Time drafts on the scratch slot; see `Proposer.measure`."""
+        return drafting_cost(lambda num_draft_tokens: self._draft([], [], num_draft_tokens, num_rows))
+
+    def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int, num_rows: int) -> Tensor:
         missing = num_rows - len(rows)
         device = self._model.device
         first_logits_BV, pending_B, slots_B = self._feed_last(rows, num_rows)

@@ -14,13 +14,16 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from litspec.draft.proposer import DraftRow, Proposal
+from litspec.draft.proposer import DraftCost, DraftRow, Proposal, Proposer
 from litspec.draft.steps import draft_tokens, sampling_of, slot_of
+from litspec.draft.timing import drafting_cost
 from litspec.model.compile import CompiledGPT
 from litspec.model.window import Shapes, pack_window
 
+CATCH_UP_TOKENS = 256  # the most that a round waits for, padding included
 
-class ModelProposer:
+
+class ModelProposer(Proposer):
     """Proposes with a model.
 
     Args:
@@ -50,15 +53,18 @@ class ModelProposer:
         tokens_BG = torch.zeros(len(rows), most, dtype=torch.int64, device=self.model.device)
         if drafting:
             chosen = [rows[i] for i in drafting]
-            drafted = self._draft(chosen, [counts[i] for i in drafting], most)
+            drafted = self._draft(chosen, [counts[i] for i in drafting], most, self._shapes.row_bucket(len(chosen)))
             tokens_BG[drafting] = drafted[: len(drafting)]
         return Proposal(tokens_BG, counts)
 
-    def release(self, row: DraftRow) -> None:
-        """Forget what the row's slot holds."""
-        if row.slot is not None:
-            self.lengths[row.slot] = 0
-            self.cache.release(row.slot)
+    def adopt(self, slot: int, source_slot: int, length: int) -> None:
+        """Keep or copy what the draft's cache holds of a slot's first tokens; see `Proposer.adopt`."""
+        length = min(self.lengths[source_slot], length)
+        if slot == source_slot:
+            self.cache.rewind(slot, length)
+        else:
+            self.cache.copy_prefix(source_slot, slot, length)
+        self.lengths[slot] = length
 
     def warm_up(self) -> None:
         """Compile every shape of the draft."""
@@ -66,10 +72,11 @@ class ModelProposer:
 
     def _catch_up(self, rows: Sequence[DraftRow]) -> None:
         """Feed one chunk to the rows that lack more than two tokens: a long prompt must not hold up the others."""
-        behind = [row for row in rows if self._lag(row) > 2]
+        behind = [row for row in rows if self._lag(row) > 2][: self._shapes.chunk_rows(CATCH_UP_TOKENS)]
         if not behind:
             return
-        width = self._shapes.chunk_width(max(self._lag(row) - 2 for row in behind))
+        most = CATCH_UP_TOKENS // self._shapes.row_bucket(len(behind))
+        width = self._shapes.chunk_width(max(self._lag(row) - 2 for row in behind), most=most)
         starts = [self.lengths[slot_of(row)] for row in behind]
         runs = [
             row.tokens[start : min(start + width, len(row.tokens) - 2)]
@@ -82,8 +89,19 @@ class ModelProposer:
     def _lag(self, row: DraftRow) -> int:
         return len(row.tokens) - self.lengths[slot_of(row)]
 
-    def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int) -> Tensor:
-        num_rows = self._shapes.row_bucket(len(rows))
+    def lag(self, row: DraftRow) -> int:
+        """Return the chunks, of the narrowest width, that the row lacks; a wider one takes several at once."""
+        return max(0, -(-(self._lag(row) - 2) // self._shapes.chunk_widths[0]))
+
+    def measure(self, num_rows: int) -> DraftCost:
+        """Time drafts and the narrowest chunk on the scratch slot; see `Proposer.measure`."""
+        width = self._shapes.chunk_widths[0]
+        return drafting_cost(
+            lambda num_draft_tokens: self._draft([], [], num_draft_tokens, num_rows),
+            lambda: self._feed([], [], [], num_rows=num_rows, width=width)[0],
+        )
+
+    def _draft(self, rows: Sequence[DraftRow], counts: Sequence[int], num_draft_tokens: int, num_rows: int) -> Tensor:
         missing = num_rows - len(rows)
         device = self.model.device
         starts = [max(0, len(row.tokens) - 2) for row in rows]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from litspec.draft.proposer import DraftRow, Proposal
+from litspec.draft.proposer import DraftRow, Proposal, Proposer
 
 
 class NgramIndex:
@@ -47,13 +47,15 @@ class NgramIndex:
         return []
 
 
-class NgramProposer:
+class NgramProposer(Proposer):
     """Proposes by prompt lookup.
 
     Args:
         min_n: the shortest n-gram that counts as a match.
         max_n: the longest that is looked up.
     """
+
+    is_free = True
 
     def __init__(self, *, min_n: int = 2, max_n: int = 5) -> None:
         if not 1 <= min_n <= max_n:

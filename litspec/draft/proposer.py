@@ -7,12 +7,15 @@ told when a request ends. It reads requests and never writes them.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+from litspec.model.edits import RowEdits
 
 
 class SamplingFields(Protocol):
@@ -25,7 +28,7 @@ class SamplingFields(Protocol):
     @property
     def top_p(self) -> float: ...
     @property
-    def seed(self) -> int | None: ...
+    def min_p(self) -> float: ...
 
 
 class DraftRow(Protocol):
@@ -39,6 +42,10 @@ class DraftRow(Protocol):
     def slot(self) -> int | None: ...
     @property
     def params(self) -> SamplingFields: ...
+    @property
+    def noise_seed(self) -> int: ...
+    @property
+    def edits(self) -> RowEdits | None: ...
 
 
 @dataclass(frozen=True)
@@ -62,21 +69,49 @@ class Proposal:
         return cls(tokens_BG, [len(draft) for draft in drafts])
 
 
-class Proposer(Protocol):
-    """Guesses the next tokens of every row."""
+class DraftCost(NamedTuple):
+    """What drafting costs a batch, in seconds: its first token, each further one, and a chunk that catches up."""
 
+    first_s: float = 0.0
+    step_s: float = 0.0
+    chunk_s: float = 0.0
+
+
+class Proposer(ABC):
+    """Guesses the next tokens of every row.
+
+    Attributes:
+        is_free: proposing costs next to nothing, so it may be asked before the width of a round is chosen, and what
+            it gave be cut to that width.
+    """
+
+    is_free = False
+
+    @abstractmethod
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> Proposal:
         """Return up to `limits[b]` draft tokens for row b, the first one for the position after its last token.
 
-        Called once a round with every decoding row, also those whose limit is 0: what a proposer keeps of a request
-        it brings up to date here.
+        Called in every round with every decoding row, also where all limits are 0: it is how a proposer with a cache
+        learns which of its last guesses were right.
         """
-        ...
+
+    def adopt(self, slot: int, source_slot: int, length: int) -> None:
+        """Take note that of what `slot` holds only the first `length` tokens count, those that `source_slot` holds.
+
+        A proposer with a cache keeps (or copies) as much of them as it has, and forgets the rest. Called when a slot
+        is given to a request, when that takes over another one's prefix, and when it is given back.
+        """
 
     def release(self, row: DraftRow) -> None:
-        """Forget a request; called once, before its slot is given away."""
-        ...
+        """Forget a request; called once, before its slot is given back. What its slot holds stays."""
+
+    def lag(self, row: DraftRow) -> int:
+        """Return how many chunks must be fed before the row can be drafted for."""
+        return 0
+
+    def measure(self, num_rows: int) -> DraftCost:
+        """Time drafting for a bucket of so many rows on the scratch slot; nothing that is cached changes."""
+        return DraftCost()
 
     def warm_up(self) -> None:
         """Meet every shape once, so that nothing is compiled while serving."""
-        ...

@@ -14,17 +14,44 @@ from torch import Tensor
 
 from litspec.draft.proposer import DraftRow
 from litspec.model.decode import Sampling, sample_shortlisted
+from litspec.model.edits import LogitEdits
 
 
-def sampling_of(rows: Sequence[DraftRow], num_rows: int, *, device: torch.device | str = "cpu") -> Sampling:
-    """Return the rows' sampling as tensors, with greedy padding up to `num_rows`."""
+def sampling_of(
+    rows: Sequence[DraftRow],
+    num_rows: int,
+    *,
+    drafts: Sequence[Sequence[int]] | None = None,
+    width: int = 1,
+    device: torch.device | str = "cpu",
+) -> Sampling:
+    """Return the rows' sampling as tensors, with greedy padding up to `num_rows`.
+
+    Args:
+        rows: the requests.
+        num_rows: rows of the batch.
+        drafts: each row's draft tokens, which a window's later positions have before them; None is none. A proposer
+            leaves them out: all its steps of a round share the edits of the first one, which costs it a little
+            agreement where a draft token would have changed them, and the text nothing.
+        width: positions of the window that is sampled.
+        device: where the tensors go.
+    """
     params = [row.params for row in rows]
     missing = num_rows - len(params)
+    edits = LogitEdits.of(
+        [row.edits for row in rows],
+        [row.tokens for row in rows],
+        [()] * len(rows) if drafts is None else drafts,
+        width=width,
+        device=device,
+    )
     return Sampling.of(
         [*(p.temperature for p in params), *[0.0] * missing],
         [*(p.top_k for p in params), *[None] * missing],
         [*(p.top_p for p in params), *[1.0] * missing],
-        [*(p.seed or 0 for p in params), *[0] * missing],
+        [*(row.noise_seed for row in rows), *[0] * missing],
+        min_ps=[*(p.min_p for p in params), *[0.0] * missing],
+        edits=edits,
         device=device,
     )
 

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from litspec.engine.request import Completion, FinishReason, Request
+from litspec.model.logprobs import TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,16 @@ class Emission:
     completion: Completion | None = None
 
 
-def emit(request: Request, block: Sequence[int]) -> Emission:
+def emit(request: Request, block: Sequence[int], logprobs: Sequence[TokenLogprob] = ()) -> Emission:
     """Take a block of tokens into a request, up to the one that ends it.
 
     Sets `finish_reason` where one does; a request whose own text handling fails ends with "error" at that token, and
     keeps what came before. Committing the cache length and giving back the slot are the caller's.
+
+    Args:
+        request: whose tokens they are.
+        block: the tokens.
+        logprobs: one for each token, where the request asked for them.
     """
     before = len(request.tokens)
     text = ""
@@ -49,18 +55,43 @@ def emit(request: Request, block: Sequence[int]) -> Emission:
         if request.finish_reason is not None:
             break
     request.text += text
-    return Emission(request, request.tokens[before:], text)
+    emitted = request.tokens[before:]
+    if request.logprobs is not None:
+        request.logprobs += logprobs[: len(emitted)]
+    return Emission(request, emitted, text)
 
 
 def _take(request: Request, token_id: int) -> str:
     """Return the text that one more token makes certain, and end the request where it must."""
-    if token_id in request.eos_token_ids and not request.params.ignore_eos:
-        return _end(request, "stop")
-    text = "" if request.detokenizer is None else request.stops.push(request.detokenizer.push(token_id))
+    params = request.params
+    if token_id in request.end_token_ids:
+        is_own = token_id in params.stop_token_ids and token_id not in request.eos_token_ids
+        text = _push(request, token_id) if is_own and params.include_stop_str_in_output else ""
+        return text + (_end(request, "stop") if request.finish_reason is None else "")
+    text = _push(request, token_id)
+    if request.finish_reason is None and request.num_remaining == 0:
+        text += _end(request, "length")
+    return text
+
+
+def _push(request: Request, token_id: int) -> str:
+    """Return the text that becomes certain with a token's; a stop string that it completes ends the request.
+
+    Text that belongs to the first `min_tokens` tokens is not searched for stop strings.
+    """
+    if request.detokenizer is None:
+        return ""
+    return _search(request, request.detokenizer.push(token_id))
+
+
+def _search(request: Request, text: str) -> str:
+    """Return what is certain of the text so far; a stop string in it ends the request."""
+    if request.num_emitted <= request.params.min_tokens:
+        return text
+    text = request.stops.push(text)
     if request.stops.is_matched:
         request.finish_reason = "stop"
-        return text
-    return text + _end(request, "length") if request.num_remaining == 0 else text
+    return text
 
 
 def _end(request: Request, reason: FinishReason) -> str:
@@ -68,11 +99,8 @@ def _end(request: Request, reason: FinishReason) -> str:
     request.finish_reason = reason
     if request.detokenizer is None:
         return ""
-    text = request.stops.push(request.detokenizer.flush())
-    if request.stops.is_matched:
-        request.finish_reason = "stop"
-        return text
-    return text + request.stops.flush()
+    text = _search(request, request.detokenizer.flush())
+    return text if request.stops.is_matched else text + request.stops.flush()
 
 
 def end_early(request: Request, reason: FinishReason, *, error: str | None = None) -> Emission:

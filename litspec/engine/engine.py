@@ -1,25 +1,38 @@
 """Engine: continuous batching of speculative rounds.
 
 A step admits waiting requests to free slots, feeds one piece of prompt to those that are still reading theirs, and
-runs one round for the rest; so a long prompt holds the others up by one piece at a time (a model draft, though, reads
-all of it before its first round). Requests come and go between any two steps and never disturb each other. The engine
-knows no HTTP, and of text only that a request brings a detokeniser.
+runs one round for the rest; so a long prompt holds the others up by one piece of `PREFILL_TOKENS` at a time. Requests
+come and go between any two steps and never disturb each other. The engine knows no HTTP, and of text only that a
+request brings a detokeniser.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
-from litspec.draft import Proposal, Proposer
+from litspec.draft import Proposer
+from litspec.engine.admission import check_request
+from litspec.engine.costs import measure_costs
+from litspec.engine.drafting import Drafter
 from litspec.engine.emission import Emission, emit, end_early
-from litspec.engine.request import Completion, FinishReason, ParameterError, Request, check_token_ids
+from litspec.engine.options import EngineOptions
+from litspec.engine.params import ParameterError
+from litspec.engine.prefix import MIN_COPIED, PrefixCache, leader_of
+from litspec.engine.request import Completion, FinishReason, Request
 from litspec.engine.scheduler import Scheduler
-from litspec.engine.speculative import Target, Verdict, draft_limits, prefill_chunk, verify_window
+from litspec.engine.speculative import Target, Verdict, prefill_chunk, verify_window
+from litspec.engine.totals import EngineStats
 from litspec.kvcache import KVCache
 from litspec.model.window import Shapes
+
+PREFILL_TOKENS = 256
+"""The most tokens of prompts, padding included, that rows which decode wait for in a step."""
+PREFILL_TOKENS_ALONE = 2048
+"""Likewise where no row decodes: more at once is no faster, and takes memory."""
 
 
 class Engine:
@@ -30,9 +43,13 @@ class Engine:
     Args:
         target: the model whose tokens are emitted.
         cache: its cache; its slots are the requests that run at once.
-        proposer: guesses draft tokens; None decodes plainly.
-        num_draft_tokens: the most draft tokens of a round, G.
         shapes: the shapes to feed.
+        proposer: guesses draft tokens; None decodes plainly.
+        num_draft_tokens: the most draft tokens of a round, G; "auto" chooses for each round, up to the widest step.
+        options: how requests are treated.
+
+    Attributes:
+        stats: what it has done so far.
     """
 
     def __init__(
@@ -42,20 +59,35 @@ class Engine:
         *,
         shapes: Shapes,
         proposer: Proposer | None = None,
-        num_draft_tokens: int = 0,
+        num_draft_tokens: int | Literal["auto"] = 0,
+        options: EngineOptions | None = None,
     ) -> None:
-        assert shapes.step_widths[-1] > num_draft_tokens and shapes.row_buckets[-1] >= cache.num_slots
+        assert shapes.row_buckets[-1] >= cache.num_slots
         self.target = target
         self.cache = cache
         self.shapes = shapes
         self.proposer = proposer
-        self.num_draft_tokens = num_draft_tokens if proposer is not None else 0
-        self.scheduler = Scheduler(cache.num_slots)
+        self.options = options or EngineOptions()
+        self.scheduler = Scheduler(cache.num_slots, self.options)
+        self.drafter = Drafter(proposer, num_draft_tokens, shapes)
+        self.prefixes = PrefixCache(is_enabled=self.options.prefix_reuse)
+        self.stats = EngineStats(cache.num_slots)
+        self._leaders: dict[str, tuple[Request, int]] = {}
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """The most draft tokens that a row can have in a round."""
+        return self.drafter.num_draft_tokens
 
     @property
     def compiled_shapes(self) -> int:
         """Shapes that the target was compiled for so far."""
         return self.target.num_shapes
+
+    @property
+    def num_followers(self) -> int:
+        """Requests that wait for another one to feed the prefix that they share."""
+        return len(self._leaders)
 
     def has_active_requests(self) -> bool:
         """Whether a step would do anything."""
@@ -63,33 +95,33 @@ class Engine:
 
     def has_capacity(self) -> bool:
         """Whether a slot is free that no waiting request will take."""
-        return self.scheduler.pool.num_free > self.scheduler.num_waiting
+        return self.scheduler.num_admissible > self.scheduler.num_waiting
 
     @torch.inference_mode()
     def warm_up(self) -> None:
-        """Compile every shape, so that nothing is compiled while serving."""
+        """Compile every shape, so that nothing is compiled while serving, and measure what rounds cost."""
         self.target.warm_up(self.cache, self.shapes)
         if self.proposer is not None:
             self.proposer.warm_up()
+        if self.drafter.is_auto:
+            self.drafter.policy.costs = measure_costs(self.target, self.cache, self.shapes, self.proposer)
 
     def check_request(self, request: Request) -> None:
-        """Raise ParameterError if a request can never run: no tokens, too many for the context, ids out of range."""
-        context = self.target.max_seq_length
-        if not request.prompt_ids:
-            raise ParameterError("the prompt has no tokens; allowed: at least one", param="prompt")
-        if request.num_prompt_tokens >= context:
-            raise ParameterError(
-                f"the prompt has {request.num_prompt_tokens} tokens; allowed: up to {context - 1}, so that with one "
-                f"new token it fits max_seq_length {context}. Shorten it, or load with a larger max_seq_length",
-                param="prompt",
-            )
-        check_token_ids(request.prompt_ids, self.target.vocab_size)
+        """Raise ParameterError if a request can never run; see `check_request` in engine/admission.py."""
+        widest = self.shapes.step_widths[-1] - 1 if self.proposer is not None else None
+        check_request(
+            request,
+            context=self.target.max_seq_length,
+            vocab_size=self.target.vocab_size,
+            most_draft_tokens=widest,
+        )
 
     def add_request(self, request: Request) -> None:
         """Queue a request; what it may emit is cut to what fits the context.
 
         Raises:
             ParameterError: as `check_request`, or its id is that of a request that waits or runs; nothing is queued.
+            QueueFullError: as many requests wait as may; nothing is queued.
         """
         self.check_request(request)
         assert request.num_emitted == 0 and request.finish_reason is None, f"request {request.id} has run already"
@@ -104,12 +136,16 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[Emission]:
-        """Admit, feed one piece of prompt, run one round; return what each request was brought."""
-        self.scheduler.admit()
+        """End what is overdue, admit, feed one piece of prompt, run one round; return what each request was brought."""
+        emissions = [self._expire(request) for request in self.scheduler.expired()]
+        for request in self.scheduler.admit(self._choose_slot):
+            self.stats.count_admission(request, looked=self.prefixes.serves(request))
         running = self.scheduler.running
-        prefilling = [request for request in running if request.is_prefilling]
         decoding = [request for request in running if not request.is_prefilling]
-        emissions = self._prefill(prefilling) if prefilling else []
+        prefilling = self._due(running, is_decoding=bool(decoding))
+        self.stats.steps += bool(running)
+        if prefilling:
+            emissions += self._prefill(prefilling, is_decoding=bool(decoding))
         return emissions + (self._round(decoding) if decoding else [])
 
     def abort(self, request_id: str) -> Emission | None:
@@ -117,7 +153,7 @@ class Engine:
         return self._end(request_id, "abort")
 
     def fail(self, request_id: str, error: str) -> Emission | None:
-        """End a request as `abort` does, with finish_reason "error" and this message."""
+        """End a request as `abort` does, with finish_reason "error" and this message; its cache is not trusted."""
         return self._end(request_id, "error", error)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -129,49 +165,100 @@ class Engine:
             done |= {e.request.id: e.completion for e in self.step() if e.completion is not None}
         return [done[request.id] for request in requests]
 
-    def _prefill(self, requests: Sequence[Request]) -> list[Emission]:
+    def _choose_slot(self, request: Request) -> int:
+        """Find a slot for a request that is being admitted, and what it reuses."""
+        running = self.scheduler.by_slot
+        slot, source, length = self.prefixes.place(request, self.scheduler.pool.free, running)
+        self.prefixes.forget(slot)
+        leader = leader_of(request, running, beyond=length) if self.prefixes.serves(request) else None
+        if leader is not None:
+            self._leaders[request.id] = leader
+        self._reuse(request, slot, source, length)
+        return slot
+
+    def _reuse(self, request: Request, slot: int, source: int, length: int) -> None:
+        """Let a request begin after its first `length` tokens, which the source slot holds."""
+        if source == slot:
+            self.cache.rewind(slot, length)
+        else:
+            self.cache.copy_prefix(source, slot, length)
+        self.drafter.adopt(slot, source, length)
+        self.stats.count_reuse(length - request.length, is_first=request.length == 0)
+        request.length = request.stats.cached_tokens = length
+
+    def _take_over(self, request: Request) -> None:
+        """Copy what others have fed by now of a request's prompt; who fed it may have ended, and left it."""
+        source, length = self.prefixes.source_of(request, self.scheduler.pool.free, self.scheduler.by_slot)
+        if request.slot is not None and length - request.length >= MIN_COPIED:
+            self._reuse(request, request.slot, source, length)
+
+    def _due(self, running: Sequence[Request], *, is_decoding: bool) -> list[Request]:
+        """Return the rows that feed a piece of prompt now: those that need not wait for another's prefix."""
+        due = []
+        for request in running:
+            if not request.is_prefilling:
+                continue
+            leader, shared = self._leaders.get(request.id, (None, 0))
+            if leader is not None and leader.slot is not None and leader.length < shared:
+                continue
+            if leader is not None:
+                del self._leaders[request.id]
+                self._take_over(request)
+            due.append(request)
+        due.sort(key=lambda request: request.arrival_s)
+        return due[: self.shapes.chunk_rows(PREFILL_TOKENS if is_decoding else PREFILL_TOKENS_ALONE)]
+
+    def _prefill(self, requests: Sequence[Request], *, is_decoding: bool) -> list[Emission]:
         started = time.monotonic()
-        first_tokens = prefill_chunk(self.target, self.cache, self.shapes, requests)
+        most = (PREFILL_TOKENS if is_decoding else PREFILL_TOKENS_ALONE) // self.shapes.row_bucket(len(requests))
+        verdicts = prefill_chunk(self.target, self.cache, self.shapes, requests, most=most)
         now = time.monotonic()
+        self.stats.prefill_s += now - started
         emissions = []
-        for request, token in zip(requests, first_tokens, strict=True):
+        for request, verdict in zip(requests, verdicts, strict=True):
             request.stats.target_s += now - started
-            if token is not None:
-                emissions.append(self._commit(request, Verdict(0, [token]), now))
+            if verdict is not None:
+                emissions.append(self._commit(request, verdict, now))
         return emissions
 
     def _round(self, requests: Sequence[Request]) -> list[Emission]:
         started = time.monotonic()
-        proposal = self._propose(requests)
+        proposal = self.drafter.propose(requests)
+        drafts = [draft[:n] for draft, n in zip(proposal.tokens_BG.tolist(), proposal.counts, strict=True)]
         proposed = time.monotonic()
-        verdicts = verify_window(self.target, self.cache, self.shapes, requests, proposal)
+        verdicts = verify_window(self.target, self.cache, self.shapes, requests, drafts)
         now = time.monotonic()
+        width = self.shapes.step_width(max(map(len, drafts)) + 1)
+        self.stats.count_round(rows=len(requests), width=width, draft_s=proposed - started, target_s=now - proposed)
         emissions = []
-        for request, verdict, drafted in zip(requests, verdicts, proposal.counts, strict=True):
+        for request, verdict, draft in zip(requests, verdicts, drafts, strict=True):
             request.stats.draft_s += proposed - started
             request.stats.target_s += now - proposed
+            self.drafter.observe(request, draft, verdict.block)
             emission = self._commit(request, verdict, now)
             emitted = len(emission.token_ids)
-            request.stats.count_round(
-                drafted=drafted, accepted=min(verdict.num_accepted, emitted), emitted=emitted, rows=len(requests)
-            )
+            counts = {"drafted": len(draft), "accepted": min(verdict.num_accepted, emitted)}
+            request.stats.count_round(**counts, emitted=emitted, rows=len(requests))
+            self.stats.count_draft(**counts)
             emissions.append(emission)
         return emissions
 
-    def _propose(self, requests: Sequence[Request]) -> Proposal:
-        if self.proposer is None:
-            return Proposal.of([[] for _ in requests])
-        return self.proposer.propose(requests, draft_limits(requests, self.num_draft_tokens))
-
     def _commit(self, request: Request, verdict: Verdict, now_s: float) -> Emission:
         """Take a block into a request; what ends it frees its slot."""
-        emission = emit(request, verdict.block)
+        emission = emit(request, verdict.block, verdict.logprobs)
         request.stats.count_tokens(len(emission.token_ids), now_s, arrival_s=request.arrival_s)
+        self.stats.generated_tokens += len(emission.token_ids)
         request.length = len(request.tokens) - 1
         if request.finish_reason is None:
             return emission
         self._release(request)
         return Emission(request, emission.token_ids, emission.text, request.completion())
+
+    def _expire(self, request: Request) -> Emission:
+        what = "waited for a slot" if request.slot is None else "ran"
+        emission = self._end(request.id, "timeout", f"the request {what} longer than it may")
+        assert emission is not None
+        return emission
 
     def _end(self, request_id: str, reason: FinishReason, error: str | None = None) -> Emission | None:
         request = self.scheduler.find(request_id)
@@ -182,8 +269,15 @@ class Engine:
         return emission
 
     def _release(self, request: Request) -> None:
-        if request.slot is not None:
-            self.cache.release(request.slot)
-            if self.proposer is not None:
-                self.proposer.release(request)
+        """Take an ended request out; its slot keeps what it holds, unless the request failed."""
+        self._leaders.pop(request.id, None)
+        slot = request.slot
+        if slot is not None:
+            self.drafter.release(request)
+            is_reusable = self.prefixes.is_enabled and request.finish_reason != "error"
+            kept = request.tokens[: request.length] if is_reusable else []
+            self.cache.rewind(slot, len(kept))
+            self.drafter.adopt(slot, slot, len(kept))
+            self.prefixes.keep(slot, kept)
         self.scheduler.remove(request)
+        self.stats.count_end(request)

@@ -1,16 +1,22 @@
-"""Scheduler: who waits, who owns a slot, and who takes part in the next step.
+"""Scheduler: who waits, who owns a slot, whose time is up.
 
 It moves requests from the queue to free slots in order of arrival and takes them out again; it runs no model and
-looks at no token.
+looks at no token. Which slot a request gets, it is told.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 
+from litspec.engine.options import EngineOptions
 from litspec.engine.request import Request
 from litspec.kvcache import SlotPool
+
+
+class QueueFullError(RuntimeError):
+    """As many requests wait as may; the request was not taken."""
 
 
 class Scheduler:
@@ -18,10 +24,12 @@ class Scheduler:
 
     Args:
         num_slots: requests that can run at once.
+        options: how long the queue may be, how long a request may wait and run, and when a group may join.
     """
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, options: EngineOptions | None = None) -> None:
         self.pool = SlotPool(num_slots)
+        self.options = options or EngineOptions()
         self._waiting: deque[Request] = deque()
         self._running: dict[int, Request] = {}
         self._by_id: dict[str, Request] = {}
@@ -37,9 +45,19 @@ class Scheduler:
         return len(self._running)
 
     @property
+    def num_admissible(self) -> int:
+        """Requests that the next `admit` would give a slot, if so many waited."""
+        return 0 if self.options.batching == "fixed" and self._running else self.pool.num_free
+
+    @property
     def running(self) -> list[Request]:
         """Requests with a slot, by slot."""
         return [self._running[slot] for slot in sorted(self._running)]
+
+    @property
+    def by_slot(self) -> dict[int, Request]:
+        """Requests with a slot, under its number."""
+        return self._running
 
     @property
     def waiting(self) -> list[Request]:
@@ -47,21 +65,43 @@ class Scheduler:
         return list(self._waiting)
 
     def add(self, request: Request) -> None:
-        """Queue a request, whose id no other one has."""
+        """Queue a request, whose id no other one has.
+
+        Raises:
+            QueueFullError: the queue has reached its bound.
+        """
         assert request.id not in self._by_id
+        bound = self.options.max_waiting
+        if bound is not None and self.num_waiting >= self.num_admissible + bound:
+            raise QueueFullError(
+                f"{self.num_waiting} requests wait for one of {self.pool.num_slots} slots; allowed: {bound} waiting. "
+                "Try again when some have ended"
+            )
         self._by_id[request.id] = request
         self._waiting.append(request)
 
-    def admit(self) -> list[Request]:
-        """Give free slots to the requests that wait longest, and return those."""
+    def admit(self, choose_slot: Callable[[Request], int]) -> list[Request]:
+        """Give free slots to the requests that wait longest, and return those.
+
+        Args:
+            choose_slot: names a free slot for a request; called right before the request gets it.
+        """
         admitted = []
-        while self._waiting and self.pool.num_free:
+        for _ in range(min(self.num_waiting, self.num_admissible)):
             request = self._waiting.popleft()
-            request.slot = self.pool.acquire()
-            request.stats.queue_s = time.monotonic() - request.arrival_s
-            self._running[request.slot] = request
+            slot = choose_slot(request)
+            self.pool.acquire(slot)
+            request.slot = slot
+            request.admitted_s = time.monotonic()
+            request.stats.queue_s = request.admitted_s - request.arrival_s
+            self._running[slot] = request
             admitted.append(request)
         return admitted
+
+    def expired(self) -> list[Request]:
+        """Return the requests that have waited, or run, longer than they may."""
+        now = time.monotonic()
+        return [request for request in self._by_id.values() if self._is_expired(request, now)]
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is, and free its slot."""
@@ -76,3 +116,11 @@ class Scheduler:
     def find(self, request_id: str) -> Request | None:
         """Return the request of that id that waits or runs."""
         return self._by_id.get(request_id)
+
+    def _is_expired(self, request: Request, now_s: float) -> bool:
+        if request.admitted_s is None:
+            since, own, default = request.arrival_s, request.queue_timeout_s, self.options.queue_timeout_s
+        else:
+            since, own, default = request.admitted_s, request.generate_timeout_s, self.options.generate_timeout_s
+        limit = own if own is not None else default
+        return limit is not None and now_s - since > limit

@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclass
 class RequestStats:
-    """Counters of one request and what follows from them; a figure without a value is None."""
+    """Counters of one request and what follows from them; a figure without a value is None.
+
+    `cached_tokens` are tokens of the prompt that a slot's cache already held.
+    """
 
     emitted: int = 0
     rounds: int = 0
@@ -25,6 +28,7 @@ class RequestStats:
     draft_s: float = 0.0
     target_s: float = 0.0
     queue_s: float | None = None
+    cached_tokens: int = 0
     ttft_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -74,6 +78,13 @@ class RequestStats:
         return self.rows_total / self.rounds if self.rounds else None
 
     @property
+    def tpot_s(self) -> float | None:
+        """Mean seconds per token after the first; None with fewer than two tokens."""
+        if self.first_token_s is None or self.last_token_s is None or self.emitted < 2:
+            return None
+        return (self.last_token_s - self.first_token_s) / (self.emitted - 1)
+
+    @property
     def decode_tokens_per_s(self) -> float | None:
         """Tokens after the first over the seconds from the first to the last; None where no time passed between."""
         if self.first_token_s is None or self.last_token_s is None or self.last_token_s <= self.first_token_s:
@@ -93,9 +104,11 @@ _PUBLIC = (
     "acceptance_length",
     "accepted_per_position",
     "ttft_s",
+    "tpot_s",
     "decode_tokens_per_s",
     "draft_s",
     "target_s",
     "queue_s",
+    "cached_tokens",
     "batch_rows",
 )

@@ -15,19 +15,21 @@ class StopMatcher:
 
     Args:
         stops: strings that end the text, none of them empty.
+        keeps_match: the string that ends the text is part of it.
 
     Attributes:
         is_matched: whether one was found; nothing may be pushed after that.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, keeps_match: bool = False) -> None:
         assert all(stops), "an empty stop string"
+        self._keeps_match = keeps_match
         self._stops = tuple(stops)
         self._held = ""
         self.is_matched = False
 
     def push(self, text: str) -> str:
-        """Take more text; return what is certain: the part before a match, or all that cannot become one."""
+        """Take more text; return what is certain: what a match leaves of it, or all that cannot become one."""
         assert not self.is_matched
         if not self._stops:
             return text
@@ -36,7 +38,8 @@ class StopMatcher:
         if matches:
             self.is_matched = True
             self._held = ""
-            return held[: min(matches)[1]]
+            end, start = min(matches)
+            return held[: end if self._keeps_match else start]
         num_held = max(_overlap(held, stop) for stop in self._stops)
         self._held = held[len(held) - num_held :]
         return held[: len(held) - num_held]

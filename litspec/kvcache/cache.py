@@ -1,8 +1,9 @@
 """KVCache: keys and values of every layer, addressed by absolute position.
 
 Each layer has two tensors (slots + 1, groups, max_seq_length, head_size); the last row is the scratch slot, which
-padding rows of a batch write to. Nothing is ever cropped or moved: continuing from a smaller length overwrites what
-lies above it, and what lies above a row's length is never visible. The cache does not know which request owns a slot.
+padding rows of a batch write to. Nothing is ever cropped: continuing from a smaller length overwrites what lies above
+it, and what lies above a row's length is never visible. A prefix that two requests share may be copied from slot to
+slot. The cache does not know which request owns a slot.
 """
 
 from __future__ import annotations
@@ -70,12 +71,19 @@ class KVCache:
         """Remember that these positions were fed."""
         self.fed_S[slots_B] = input_pos_BT.amax(-1) + 1
 
-    def release(self, slot: int) -> None:
-        """Forget what a slot was fed; its stale entries stay, masked, until they are overwritten.
+    def rewind(self, slot: int, length: int = 0) -> None:
+        """Continue a slot from a length; the stale entries above it stay, masked, until they are overwritten.
 
         float16 overflows easily, and an infinity that a mask hides still makes 0 · inf = NaN: there they are cleared.
         """
-        self.fed_S[slot] = 0
+        self.fed_S[slot] = length
         if self.k[0].dtype == torch.float16:
             for tensor in (*self.k, *self.v):
-                tensor[slot].zero_()
+                tensor[slot, :, length:].zero_()
+
+    def copy_prefix(self, source: int, target: int, length: int) -> None:
+        """Copy the first `length` positions of one slot to another, and continue that one from there."""
+        assert 0 <= length <= self.max_seq_length, f"{length} positions of {self.max_seq_length}"
+        self.rewind(target, length)
+        for tensor in (*self.k, *self.v):
+            tensor[target, :, :length] = tensor[source, :, :length]

@@ -1,10 +1,10 @@
-"""SlotPool: which cache rows are free. It knows numbers only; the engine decides who gets one."""
+"""SlotPool: which cache rows are free. It knows numbers only; the engine decides who gets one, and which."""
 
 from __future__ import annotations
 
 
 class SlotPool:
-    """Hands out the slots 0 … num_slots - 1, the lowest free one first.
+    """Keeps the slots 0 … num_slots - 1.
 
     Args:
         num_slots: how many there are.
@@ -14,21 +14,24 @@ class SlotPool:
         if num_slots < 1:
             raise ValueError(f"num_slots was {num_slots}; at least one is needed")
         self.num_slots = num_slots
-        self._free = set(range(num_slots))
+        self._free = dict.fromkeys(range(num_slots))
 
     @property
     def num_free(self) -> int:
         """Slots that nobody owns."""
         return len(self._free)
 
-    def acquire(self) -> int:
-        """Take the lowest free slot; asserts that there is one."""
-        assert self._free, "no free slot: ask num_free first"
-        slot = min(self._free)
-        self._free.remove(slot)
-        return slot
+    @property
+    def free(self) -> list[int]:
+        """The slots that nobody owns, the one that was given back longest ago first."""
+        return list(self._free)
+
+    def acquire(self, slot: int) -> None:
+        """Take a slot; asserts that it is free."""
+        assert slot in self._free, f"slot {slot} is not free"
+        del self._free[slot]
 
     def release(self, slot: int) -> None:
         """Give a slot back; asserts that it was taken."""
         assert 0 <= slot < self.num_slots and slot not in self._free, f"slot {slot} is not owned"
-        self._free.add(slot)
+        self._free[slot] = None

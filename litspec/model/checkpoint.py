@@ -42,7 +42,7 @@ class Checkpoint:
         path: the file or folder.
         config: the model's shape.
         generation_config: sampling defaults that the model brings, by SamplingParams' names; a `do_sample: false` is
-            temperature 0.
+            temperature 0. Others of Hugging Face's names are among them where their value would change the text.
         eos_token_ids: every id that ends a text.
         chat_template: the Jinja source, None where the model has none.
         stored: the tensors by litspec's names, exactly those of `config.parameter_shapes()`.
@@ -179,12 +179,27 @@ _SAMPLING_DEFAULTS = {
     "top_k": (0, math.inf, True),
     "top_p": (0.0, 1.0, False),
     "min_p": (0.0, 1.0, False),
-    "repetition_penalty": (1e-6, math.inf, False),
+    "repetition_penalty": (1e-6, 10.0, False),
+}
+# What else may change which tokens are chosen, and the value that changes nothing.
+_LEFT_ASIDE = {
+    "num_beams": 1,
+    "no_repeat_ngram_size": 0,
+    "min_new_tokens": 0,
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "bad_words_ids": [],
+    "sequence_bias": {},
+    "suppress_tokens": [],
+    "begin_suppress_tokens": [],
 }
 
 
 def checked_generation_config(values: Mapping[str, Any], *, source: str) -> dict[str, Any]:
     """Return the sampling defaults among `values` (names as in Hugging Face's generation_config.json).
+
+    What litspec has no parameter for is returned as it is, unless it changes nothing: a caller can warn of it.
 
     Raises:
         CheckpointError: a default that cannot be meant.
@@ -207,4 +222,5 @@ def checked_generation_config(values: Mapping[str, Any], *, source: str) -> dict
         defaults["top_p"] = 1e-9
     if values.get("do_sample") is False:
         defaults["temperature"] = 0.0
-    return defaults
+    left_aside = {key: values.get(key) for key in _LEFT_ASIDE}
+    return {**defaults, **{k: v for k, v in left_aside.items() if v is not None and v != _LEFT_ASIDE[k]}}

@@ -1,4 +1,4 @@
-"""Where a model lies and in which precision: the device and dtype that a user's words mean.
+"""Where a model lies and in which precision: the device and dtype that a user's words mean, and the room there is.
 
 On the plain CPU torch's own defaults are enough. Every other device goes through Lightning's Fabric, which resolves
 accelerators and precision and makes modules empty on the device; its import costs seconds, so it happens only there.
@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import torch
+
+from litspec.model import cgroup
 
 DTYPES = {
     "float32": torch.float32,
@@ -61,6 +64,20 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if device.type == "cpu":
         return torch.bfloat16 if torch.cpu._is_avx512_bf16_supported() else torch.float32
     return torch.float32
+
+
+def available_bytes(device: torch.device) -> int:
+    """Return the bytes that a model may still take on a device.
+
+    On CUDA that is what is free there and what this process has put by for itself. Elsewhere it is the machine's memory
+    (MPS shares it), without swap, or what the process's control group leaves of it.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    of_machine = int(psutil.virtual_memory().available)
+    of_group = cgroup.free_bytes()
+    return of_machine if of_group is None else min(of_machine, of_group)
 
 
 @contextmanager

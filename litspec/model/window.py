@@ -49,9 +49,15 @@ class Shapes:
         """Return the smallest step width for so many tokens."""
         return next(width for width in self.step_widths if width >= num_tokens)
 
-    def chunk_width(self, num_tokens: int) -> int:
-        """Return the smallest chunk width for so many tokens, or the largest one."""
-        return next((width for width in self.chunk_widths if width >= num_tokens), self.chunk_widths[-1])
+    def chunk_rows(self, most_tokens: int) -> int:
+        """Return the largest row bucket whose narrowest chunk holds no more than so many tokens, or the smallest."""
+        narrowest = self.chunk_widths[0]
+        return max((rows for rows in self.row_buckets if rows * narrowest <= most_tokens), default=self.row_buckets[0])
+
+    def chunk_width(self, num_tokens: int, *, most: int | None = None) -> int:
+        """Return the smallest chunk width for so many tokens, or the largest one (that is no wider than `most`)."""
+        allowed = [width for width in self.chunk_widths if most is None or width <= most] or self.chunk_widths[:1]
+        return next((width for width in allowed if width >= num_tokens), allowed[-1])
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """Yield every pair of a row bucket and a width."""

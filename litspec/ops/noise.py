@@ -34,6 +34,11 @@ def gumbel_noise(seeds_B: Tensor, positions_BT: Tensor, ids: Tensor) -> Tensor:
     return -torch.log(-torch.log(uniform))
 
 
+def choice_seed(seed: int, choice: int) -> int:
+    """Return the seed of one of several answers to a prompt, in [0, 2**63); answer 0 has the seed itself."""
+    return seed if choice == 0 else int(_mix(torch.tensor(seed) + torch.tensor(choice) * _GOLDEN)) & (2**63 - 1)
+
+
 def _shift(x: Tensor, bits: int) -> Tensor:
     """Shift right with zeros coming in (torch's shift of a signed number keeps the sign)."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)

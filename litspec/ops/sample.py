@@ -1,9 +1,9 @@
-"""From logits to a token: temperature, top_k, top_p, and noise that is keyed by position.
+"""From logits to a token: temperature, top_k, top_p, min_p, and noise that is keyed by position.
 
-The order is that of OpenAI-style servers and of transformers: temperature, then top_k, then top_p. A filter is a
+The order is that of OpenAI-style servers and of transformers: temperature, then top_k, top_p and min_p. A filter is a
 threshold on the scores: what equals the last kept score is kept too, so that the set does not depend on how a sort
-breaks ties. Equal best scores give the lower id. Everything is computed in float64, a row at a time in one vectorised
-call, so that a token depends on its own row alone.
+breaks ties; min_p's is measured from the best score, so it needs no sort. Equal best scores give the lower id.
+Everything is computed in float64, a row at a time in one vectorised call, so that a token depends on its own row alone.
 """
 
 from __future__ import annotations
@@ -24,16 +24,26 @@ class Threshold(NamedTuple):
 
 
 def scaled_scores(logits_BTV: Tensor, temperature_B: Tensor) -> Tensor:
-    """Return (logits - their maximum) / temperature in float64; a temperature of 0 counts as 1 (its row is greedy)."""
+    """Return (logits - their maximum) / temperature in float64; a temperature of 0 counts as 1 (its row is greedy).
+
+    Banned tokens have -inf; where all are banned, all scores are -inf.
+    """
     wide_BTV = logits_BTV.double()
+    top_BT1 = wide_BTV.amax(-1, keepdim=True)
     divisor_B11 = torch.where(temperature_B > 0, temperature_B, 1.0)[:, None, None]
-    return (wide_BTV - wide_BTV.amax(-1, keepdim=True)) / divisor_B11
+    return (wide_BTV - torch.where(top_BT1 == -torch.inf, 0.0, top_BT1)) / divisor_B11
 
 
 def filter_threshold(
-    best_BTN: Tensor, log_total_BT: Tensor, *, vocab_size: int, top_k_B: Tensor, top_p_B: Tensor
+    best_BTN: Tensor,
+    log_total_BT: Tensor,
+    *,
+    vocab_size: int,
+    top_k_B: Tensor,
+    top_p_B: Tensor,
+    min_p_B: Tensor | None = None,
 ) -> Threshold:
-    """Find the lowest score that top_k and then top_p keep.
+    """Find the lowest score that top_k, then top_p, then min_p keep.
 
     Args:
         best_BTN: the N highest scores in falling order; with N = V the answer is always exact.
@@ -41,6 +51,7 @@ def filter_threshold(
         vocab_size: V.
         top_k_B: int64, how many to keep; V keeps all.
         top_p_B: float64 in (0, 1]; 1 keeps all.
+        min_p_B: float64 in [0, 1]; 0 keeps all, as None does.
 
     Returns:
         The threshold, -inf where nothing is cut.
@@ -62,9 +73,14 @@ def filter_threshold(
     knows_k_BT = ~has_top_k_B1 | (kth_BT1[..., 0] > lowest_BT)
     knows_p_BT = ~has_top_p_B1 | (crossing_BT > lowest_BT)
     # A top_k from the vocabulary's size on cuts nothing: then every token is a candidate.
-    cuts_B1 = has_top_k_B1 | has_top_p_B1
-    is_exact_BT = (cuts_B1 & knows_k_BT & knows_p_BT) if vocab_size > N else torch.ones_like(knows_k_BT & knows_p_BT)
-    return Threshold(score_BT, is_exact_BT)
+    is_exact_BT = (has_top_k_B1 | has_top_p_B1) & knows_k_BT & knows_p_BT
+    if min_p_B is not None:
+        floor_BT = best_BTN[..., 0] + min_p_B.log()[:, None]
+        # A floor among the candidates decides even where the others lie below them. (With too few candidates for top_k
+        # the total of top_p is too small and its crossing too high.)
+        is_exact_BT = is_exact_BT | ((floor_BT > lowest_BT) & (knows_k_BT | ~has_top_p_B1))
+        score_BT = torch.maximum(score_BT, floor_BT)
+    return Threshold(score_BT, is_exact_BT if vocab_size > N else torch.ones_like(is_exact_BT))
 
 
 def draw_from_vocabulary(scores_BTV: Tensor, threshold_BT: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:

@@ -13,7 +13,8 @@ from typing import Any
 
 from litspec.api.config import ServeConfig
 from litspec.api.litapi import SpecLitAPI
-from litspec.engine.request import Completion, ParameterError, Request, SamplingParams
+from litspec.engine.params import ParameterError, SamplingParams
+from litspec.engine.request import Completion, Request
 
 
 @dataclass
@@ -79,6 +80,10 @@ class FakeEngine:
         self.aborted.append(request_id)
         request = self.requests.get(request_id)
         return None if request is None else self._end(request, [], "abort")
+
+    def fail(self, request_id: str, error: str) -> Emission | None:
+        request = self.requests.get(request_id)
+        return None if request is None else self._end(request, [], "error")
 
     def _end(self, request: Request, token_ids: list[int], reason: Any) -> Emission:
         del self.requests[request.id]

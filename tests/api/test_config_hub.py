@@ -40,5 +40,6 @@ def test_a_file_is_parsed_and_names_models_that_load(path: Path):
     assert all(model in EMBEDDED_MODELS or HUB[model][0] in ARCHITECTURES.values() for model in models)
     if config.model in HUB and config.draft in HUB:
         assert HUB[config.model][1] == HUB[config.draft][1], "target and draft share a tokenizer"
+    assert config.num_draft_tokens == "auto"
     if config.model == "debug":
         assert config.draft == "debug"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
+from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,6 @@ from jsonargparse import ArgumentParser
 from litspec.api.config import ConfigError, EngineConfig, ServeConfig
 from litspec.api.config_sources import add_config_flags, config_folder, find_config, given_flags, load_config
 from litspec.api.llm import LLM
-from litspec.api.loading import LoadOptions
 
 
 def test_help_shows_a_commands_own_defaults():
@@ -22,7 +22,7 @@ def test_help_shows_a_commands_own_defaults():
     add_config_flags(parser, EngineConfig, defaults={"max_batch_size": 1})
     text = " ".join(parser.format_help().split())
     assert "each in a slot of the cache (default: 1)" in text
-    assert "switches drafting off (default: 4)" in text
+    assert "switches drafting off (default: auto)" in text
 
 
 def write(folder: Path, text: str) -> Path:
@@ -54,6 +54,21 @@ def parse(*flags: str, cls: type[EngineConfig] = ServeConfig) -> dict[str, Any]:
         ("max_batch_size", -1, "from 1"),
         ("max_batch_size", None, "from 1"),
         ("num_draft_tokens", 65, "to 64"),
+        ("num_draft_tokens", "AUTO", "auto, or an integer from 1 to 64"),
+        ("num_draft_tokens", "", "auto"),
+        ("num_draft_tokens", None, "auto"),
+        ("num_draft_tokens", [4], "auto"),
+        ("prefix_reuse", "true", "true or false"),
+        ("prefix_reuse", 0, "true or false"),
+        ("prefix_reuse", None, "true or false"),
+        ("batching", "static", "continuous, fixed"),
+        ("batching", True, "continuous, fixed"),
+        ("generate_timeout", 0, "above 0"),
+        ("generate_timeout", -1, "above 0"),
+        ("generate_timeout", math.inf, "above 0"),
+        ("generate_timeout", math.nan, "above 0"),
+        ("generate_timeout", True, "above 0"),
+        ("generate_timeout", "60", "above 0"),
         ("max_batch_size", 1025, "to 1024"),
         ("max_seq_length", 1, "from 2"),
         ("max_seq_length", "null", "from 2"),
@@ -101,6 +116,11 @@ def test_a_wrong_value_is_named_with_what_is_allowed(tmp_path: Path, key: str, v
         {"batch_timeout": 0},
         {"timeout": None},
         {"timeout": 5},
+        {"generate_timeout": 0.5},
+        {"num_draft_tokens": "auto"},
+        {"num_draft_tokens": 1},
+        {"prefix_reuse": False},
+        {"batching": "fixed"},
         {"max_seq_length": 2},
     ],
 )
@@ -117,11 +137,26 @@ def test_fields_and_defaults_are_those_of_llm_load():
     assert {name: parameters[name].default for name in EngineConfig().load_options()} == EngineConfig().load_options()
 
 
-@pytest.mark.parametrize(("key", "most"), [("num_draft_tokens", 64), ("max_batch_size", 1024)])
-def test_limits_are_those_of_llm_load(key: str, most: int):
-    assert LoadOptions(**EngineConfig(**{key: most}).load_options())
-    with pytest.raises(ValueError, match=f"to {most}"):
-        LoadOptions(**{key: most + 1})
+@pytest.mark.parametrize(("draft", "number", "most"), [("ngram", "auto", 7), ("ngram", 3, 3), ("none", 3, 0)])
+def test_most_draft_tokens(draft: str, number: Any, most: int):
+    assert EngineConfig(draft=draft, num_draft_tokens=number).most_draft_tokens == most
+
+
+@pytest.mark.parametrize(
+    ("draft", "layers", "model"),
+    [
+        ("early-exit:3", 3, None),
+        ("ngram", None, None),
+        ("none", None, None),
+        (None, None, None),
+        ("debug", None, "debug"),
+        ("org/name:v2", None, "org/name:v2"),
+    ],
+)
+def test_kinds_of_draft(draft: str | None, layers: int | None, model: str | None):
+    settings = EngineConfig(draft=draft)
+    assert (settings.early_exit_layers, settings.draft_model) == (layers, model)
+    assert settings.is_drafting == (draft not in (None, "none"))
 
 
 def test_the_name_is_the_models_unless_another_is_given():
@@ -185,6 +220,58 @@ def test_every_field_has_a_flag_that_leaves_a_trace_only_when_given():
     assert "port" not in {item.name for item in dataclasses.fields(EngineConfig)}
 
 
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--num-draft-tokens", "auto"), {"num_draft_tokens": "auto"}),
+        (("--num-draft-tokens=12",), {"num_draft_tokens": 12}),
+        (("--prefix-reuse", "false"), {"prefix_reuse": False}),
+        (("--prefix-reuse=True",), {"prefix_reuse": True}),
+        (("--batching", "fixed"), {"batching": "fixed"}),
+        (("--generate-timeout", "90"), {"generate_timeout": 90.0}),
+        (("--generate-timeout", "null"), {"generate_timeout": None}),
+    ],
+)
+def test_flags_of_more_than_one_type(flags: tuple[str, ...], expected: dict[str, Any]):
+    assert parse(*flags) == expected
+    assert load_config(None, ServeConfig, parse(*flags), environ={})
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--num-draft-tokens", "Auto"),
+        ("--num-draft-tokens", "4.0"),
+        ("--num-draft-tokens", "null"),
+        ("--num-draft-tokens", ""),
+        ("--num-draft-tokens", "true"),
+        ("--prefix-reuse", "1"),
+        ("--prefix-reuse", "null"),
+        ("--prefix-reuse", "auto"),
+        ("--batching", "static"),
+        ("--generate-timeout", "soon"),
+    ],
+)
+def test_flags_that_are_neither_are_refused(flags: tuple[str, ...]):
+    with pytest.raises(ArgumentError):
+        parse(*flags)
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("num_draft_tokens: auto", {"num_draft_tokens": "auto"}),
+        ("num_draft_tokens: 'auto'", {"num_draft_tokens": "auto"}),
+        ("num_draft_tokens: 6", {"num_draft_tokens": 6}),
+        ("prefix_reuse: false", {"prefix_reuse": False}),
+        ("prefix_reuse: off", {"prefix_reuse": False}),
+        ("batching: fixed", {"batching": "fixed"}),
+    ],
+)
+def test_files_hold_them_too(tmp_path: Path, line: str, expected: dict[str, Any]):
+    assert load_config(write(tmp_path, line), EngineConfig, environ={}) == EngineConfig(**expected)
+
+
 def test_one_file_serves_every_command(tmp_path: Path):
     path = write(tmp_path, "model: debug\nport: 9001\n")
     assert load_config(path, EngineConfig, environ={"LITSPEC_PORT": "9002"}) == EngineConfig(model="debug")
@@ -233,7 +320,9 @@ def test_a_config_that_is_not_there_names_those_that_are(
     assert name in str(raised.value)
 
 
-@pytest.mark.parametrize("line", ['max_batch_size: "four"', "port: true", "timeout: .nan", "compile: false"])
+@pytest.mark.parametrize(
+    "line", ['max_batch_size: "four"', "port: true", "timeout: .nan", "compile: false", "prefix_reuse: 1"]
+)
 def test_a_wrong_value_in_a_file_is_refused_whatever_reads_the_file(line, tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text(line)

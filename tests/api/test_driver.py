@@ -7,7 +7,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from litspec.api.driver import Driver
-from litspec.engine.request import Request, SamplingParams
+from litspec.engine.params import SamplingParams
+from litspec.engine.request import Request
 
 
 class LostEngine:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from litspec import LLM, SamplingParams
-from litspec.engine.request import ParameterError
+from litspec.engine.params import ParameterError
 from tests.api.small_models import is_idle, load_debug
 
 

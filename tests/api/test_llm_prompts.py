@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from litspec import LLM, SamplingParams
-from litspec.engine.request import ParameterError
+from litspec.engine.params import ParameterError
 from tests.api.small_models import (
     answers,
     is_idle,

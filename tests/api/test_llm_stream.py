@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from litspec import LLM, SamplingParams
+from litspec.api.config import EngineConfig
 from litspec.api.llm import Chunk
-from litspec.api.loading import LoadOptions, open_model
+from litspec.api.loading import open_model
 from litspec.draft import NgramProposer
 from litspec.engine.engine import Engine
 from litspec.model.window import Shapes
@@ -33,7 +34,7 @@ def scripted_llm(output: bytes | list[int], *, num_draft_tokens: int = 4) -> LLM
         proposer=NgramProposer(min_n=1) if num_draft_tokens else None,
         num_draft_tokens=num_draft_tokens,
     )
-    return LLM(open_model("debug"), engine, LoadOptions())
+    return LLM(open_model("debug"), engine, EngineConfig())
 
 
 def joined(chunks: list[Chunk]) -> str:

@@ -15,7 +15,8 @@ import httpx
 import pytest
 
 from litspec.api.llm import LLM
-from litspec.engine.request import Completion, SamplingParams
+from litspec.engine.params import SamplingParams
+from litspec.engine.request import Completion
 from tests.api.server_process import REPOSITORY, ServerProcess, free_port, running, wait_until_gone
 
 MAX_SEQ_LENGTH = 256
@@ -37,7 +38,7 @@ def start(log: Path, *flags: str, cwd: Path) -> ServerProcess:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     folder = tmp_path_factory.mktemp("server")
     flags = ("--dtype", "float64", "--compile", "none", "--max-seq-length", str(MAX_SEQ_LENGTH))
-    flags += ("--batch-timeout", "0.1")
+    flags += ("--batch-timeout", "0.1", "--num-draft-tokens", "4")
     with running(start(folder / "log", *flags, cwd=folder)) as process:
         yield process.wait_until_ready()
         assert [path.name for path in folder.iterdir()] == ["log"], "nothing is written into the user's folder"
@@ -52,7 +53,8 @@ def solo() -> list[Completion]:
 
 
 def test_the_start_says_what_runs(server: ServerProcess):
-    for words in ("model debug", "draft debug", "dtype float64", "slots 8", "compiled shapes", server.url):
+    facts = ("model debug", "draft debug", "dtype float64", "slots 8", "compiled shapes", " MiB cache + draft ")
+    for words in (*facts, server.url):
         assert words in server.output
 
 

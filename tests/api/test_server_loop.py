@@ -11,7 +11,7 @@ import pytest
 
 from litspec.api.loop import Turns
 from litspec.api.messages import Done, Failure, Order, Started, Text
-from litspec.engine.request import SamplingParams
+from litspec.engine.params import SamplingParams
 from tests.api.fake_llm import FakeLLM, answer_text
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from litspec.draft import EarlyExitProposer
-from litspec.engine.request import SamplingParams
+from litspec.engine.params import SamplingParams
 from litspec.model.window import Shapes
 from tests.draft.rows import Row, continuation
 from tests.engine.scripted import Spy

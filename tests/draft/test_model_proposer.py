@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from litspec.draft import ModelProposer
-from litspec.engine.request import SamplingParams
+from litspec.engine.params import SamplingParams
 from litspec.model.window import Shapes
 from tests.draft.rows import Row, continuation
 from tests.engine.scripted import Spy
@@ -106,17 +106,23 @@ def test_after_any_number_accepted_the_next_draft_is_right(accepted):
         spy.calls.clear()
 
 
-def test_release_forgets_the_slot_and_the_next_owner_starts_afresh():
+def test_a_slot_that_is_given_away_starts_afresh_or_with_the_common_prefix():
     proposer, _ = make_proposer()
     first, second = Row("a", random_prompt(30, seed=1), 1), Row("b", random_prompt(4, seed=2), 1)
     propose_caught_up(proposer, [first], [3])
     assert proposer.lengths[1] == 32
     assert int(proposer.cache.fed_S[1]) == 32
     proposer.release(first)
-    assert proposer.lengths == [0, 0, 0, 0]
+    proposer.adopt(1, 1, 20)
+    assert proposer.lengths == [0, 20, 0, 0]
+    kin = Row("c", [*first.tokens[:20], 7, 8, 9], 3)
+    proposer.adopt(3, 1, 15)
+    assert proposer.lengths == [0, 20, 0, 15]
+    assert propose_caught_up(proposer, [kin], [3]) == wanted([kin], [3])
+    proposer.adopt(1, 1, 0)
+    assert proposer.lengths[:3] == [0, 0, 0]
     assert int(proposer.cache.fed_S[1]) == 0
     assert propose(proposer, [second], [3]) == wanted([second], [3])
-    proposer.release(Row("c", [1]))  # a request that never had a slot
 
 
 def test_its_forwards_are_of_its_own_finite_shapes():

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litspec.draft import DraftRow, NgramProposer, Proposal
+from litspec.draft import DraftRow, NgramProposer, Proposal, Proposer
 from litspec.draft.ngram import NgramIndex
 from tests.draft.rows import Row
 from tests.engine.scripted import ScriptedTarget, continuing
@@ -139,15 +139,11 @@ def test_LL_03_a_repeating_prompt_gives_the_same_text_with_and_without_ngram(dty
     assert_idle(engine)
 
 
-class AlwaysSixes:
+class AlwaysSixes(Proposer):
     """Proposes as many sixes as it may."""
 
     def propose(self, rows: Sequence[DraftRow], limits: Sequence[int]) -> Proposal:
         return Proposal.of([[6] * limit for limit in limits])
-
-    def release(self, row: DraftRow) -> None: ...
-
-    def warm_up(self) -> None: ...
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 4])

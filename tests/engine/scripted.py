@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from litspec.draft import DraftRow, Proposal
+from litspec.draft import DraftRow, Proposal, Proposer
 from litspec.kvcache import KVCache
 
 Script = Callable[[list[int]], int]
@@ -84,7 +84,7 @@ def continuing(scripts: Mapping[tuple[int, ...], Sequence[int]], *, otherwise: i
     return script
 
 
-class ScriptedProposer:
+class ScriptedProposer(Proposer):
     """Proposes so that exactly so many tokens are accepted.
 
     Args:
@@ -113,9 +113,6 @@ class ScriptedProposer:
     def release(self, row: DraftRow) -> None:
         self._rounds.pop(row.id, None)
         self.released.append(row.id)
-
-    def warm_up(self) -> None:
-        """Nothing is compiled."""
 
 
 class Spy:

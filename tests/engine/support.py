@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache as remember
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from litspec.draft import EarlyExitProposer, ModelProposer, NgramProposer, Proposer
 from litspec.engine.emission import Emission
 from litspec.engine.engine import Engine
-from litspec.engine.request import Completion, Request, SamplingParams
+from litspec.engine.options import MAX_AUTO_DRAFT_TOKENS, EngineOptions
+from litspec.engine.params import SamplingParams
+from litspec.engine.request import Completion, Request
 from litspec.engine.speculative import Target
 from litspec.model.compile import CompiledGPT, CompileMode
 from litspec.model.config import Config
@@ -63,13 +65,15 @@ def make_engine(
     target: Target | None = None,
     *,
     draft: str | Proposer | CompiledGPT | None = None,
-    num_draft_tokens: int = 4,
+    num_draft_tokens: int | Literal["auto"] = 4,
     slots: int = 8,
     shapes: Shapes | None = None,
+    **options: Any,
 ) -> Engine:
-    """Put an engine together; `draft` is one of DRAFTS, a draft model or a proposer."""
+    """Put an engine together; `draft` is one of DRAFTS, a draft model or a proposer; `options` are EngineOptions'."""
     target = target or tiny_model()
-    shapes = shapes or Shapes.plan(max_batch_size=slots, num_draft_tokens=num_draft_tokens)
+    widest = MAX_AUTO_DRAFT_TOKENS if num_draft_tokens == "auto" else num_draft_tokens
+    shapes = shapes or Shapes.plan(max_batch_size=slots, num_draft_tokens=widest)
     kv = target.new_cache(slots)
     if draft == "model":
         draft = tiny_model(n_layer=2)
@@ -83,18 +87,42 @@ def make_engine(
     if isinstance(draft, CompiledGPT) or hasattr(draft, "new_cache"):
         draft = ModelProposer(draft, num_slots=slots, shapes=shapes, vocab_size=target.vocab_size)
     proposer = None if draft == "none" else draft
-    return Engine(target, kv, shapes=shapes, proposer=proposer, num_draft_tokens=num_draft_tokens)
+    return Engine(
+        target,
+        kv,
+        shapes=shapes,
+        proposer=proposer,
+        num_draft_tokens=num_draft_tokens,
+        options=EngineOptions(**options),
+    )
 
 
-def ask(request_id: str, prompt: Iterable[int], *, eos: Iterable[int] = (), text: Any = None, **params: Any) -> Request:
-    """Make a request: greedy unless a temperature is given."""
+def ask(
+    request_id: str,
+    prompt: Iterable[int],
+    *,
+    eos: Iterable[int] = (),
+    text: Any = None,
+    choice: int = 0,
+    bad: Iterable[Sequence[int]] = (),
+    **params: Any,
+) -> Request:
+    """Make a request: greedy unless a temperature is given; `bad` are bad words as token ids."""
     params = {"temperature": 0.0, "seed": 0, **params}
-    return Request(request_id, list(prompt), SamplingParams(**params), frozenset(eos), text)
+    return Request(request_id, list(prompt), SamplingParams(**params), frozenset(eos), text, choice, [*bad])
 
 
 def same(request: Request, *, request_id: str | None = None, text: Any = None) -> Request:
     """Return a fresh copy of a request that has not run."""
-    return Request(request_id or request.id, list(request.prompt_ids), request.params, request.eos_token_ids, text)
+    return Request(
+        request_id or request.id,
+        list(request.prompt_ids),
+        request.params,
+        request.eos_token_ids,
+        text,
+        request.choice,
+        request.bad_words_ids,
+    )
 
 
 def run(engine: Engine, requests: Sequence[Request], *, max_steps: int = 10_000) -> list[Completion]:
@@ -160,13 +188,16 @@ def random_prompt(length: int, *, seed: int, vocab_size: int = TINY.vocab_size) 
 
 
 def assert_idle(engine: Engine) -> None:
-    """Assert that nothing is left of any request: queue, slots, lengths and indexes."""
+    """Assert that nothing is left of any request but what free slots hold for reuse."""
     scheduler = engine.scheduler
     assert not engine.has_active_requests() and scheduler.running == [] and scheduler.waiting == []
     assert scheduler.pool.num_free == scheduler.pool.num_slots
-    assert engine.cache.fed_S[: engine.cache.num_slots].tolist() == [0] * engine.cache.num_slots
+    held = [len(engine.prefixes.held(slot)) for slot in range(engine.cache.num_slots)]
+    assert engine.cache.fed_S[: engine.cache.num_slots].tolist() == held
+    assert engine.options.prefix_reuse or not any(held)
+    assert engine.drafter.num_requests == 0 and not engine.num_followers
     if isinstance(engine.proposer, NgramProposer):
         assert engine.proposer.num_requests == 0
     if isinstance(engine.proposer, ModelProposer):
-        assert engine.proposer.lengths == [0] * engine.cache.num_slots
-        assert engine.proposer.cache.fed_S[: engine.cache.num_slots].tolist() == [0] * engine.cache.num_slots
+        assert all(have <= most for have, most in zip(engine.proposer.lengths, held, strict=True))
+        assert engine.proposer.cache.fed_S[: engine.cache.num_slots].tolist() == engine.proposer.lengths

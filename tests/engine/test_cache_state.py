@@ -1,7 +1,6 @@
 """What the cache holds between two steps, and that nothing else in it is ever looked at.
 
-Cases: KV-01, KV-06, KV-13. Stale entries are filled with large finite numbers and not with NaN, because here a mask
-does the work and 0 x NaN is NaN.
+Cases: KV-01, KV-06, KV-13.
 """
 
 from __future__ import annotations
@@ -9,11 +8,10 @@ from __future__ import annotations
 import itertools
 
 import pytest
-import torch
-from torch import Tensor
 
 from litspec.engine.engine import Engine
-from litspec.kvcache import KVCache
+from litspec.engine.request import Request
+from tests.engine.cache_checks import GARBAGE, Poison, assert_caches_are_right
 from tests.engine.scripted import ScriptedProposer, Spy
 from tests.engine.support import (
     DRAFTS,
@@ -30,29 +28,23 @@ from tests.engine.support import (
 )
 from tests.engine.test_exactness import eight
 
-GARBAGE = 1e6
 
-
-def assert_committed_entries_are_right(engine: Engine) -> None:
-    """Assert that each running row's cache is what feeding its text from scratch writes, up to its length."""
-    for request in engine.scheduler.running:
-        if request.length == 0:
-            continue
-        fresh = tiny_gpt().new_cache(1)
-        with torch.inference_mode():
-            tiny_gpt()(torch.tensor([request.tokens[: request.length]]), cache=fresh)
-        kept, wanted = (*engine.cache.k, *engine.cache.v), (*fresh.k, *fresh.v)
-        for mine, theirs in zip(kept, wanted, strict=True):
-            torch.testing.assert_close(
-                mine[request.slot, :, : request.length], theirs[0, :, : request.length], rtol=0, atol=1e-9
-            )
+def related() -> list[Request]:
+    """Return the eight requests, each with two after it whose prompts begin alike and go on in ways of their own."""
+    base = random_prompt(60, seed=4)
+    requests = []
+    for i, request in enumerate(eight("sampled")):
+        requests.append(request)
+        for cut in (7 * i + 4, 60 - 5 * i):
+            requests.append(ask(f"{i} {cut}", [*base[:cut], i], max_new_tokens=6, temperature=0.9, seed=i))
+    return requests
 
 
 @pytest.mark.parametrize("draft", DRAFTS)
 def test_KV_01_between_steps_the_cache_holds_the_text_but_for_its_pending_token(draft):
     engine = make_engine(draft=draft, slots=3)
     storage = [t.data_ptr() for t in (*engine.cache.k, *engine.cache.v)]
-    for request in eight("sampled"):
+    for request in related():
         engine.add_request(request)
     for step in itertools.count():
         engine.step()
@@ -60,9 +52,10 @@ def test_KV_01_between_steps_the_cache_holds_the_text_but_for_its_pending_token(
             if not request.is_prefilling:
                 assert request.length == len(request.tokens) - 1
         if step % 3 == 0:
-            assert_committed_entries_are_right(engine)
+            assert_caches_are_right(engine)
         if not engine.has_active_requests():
             break
+    assert engine.stats.prefix_hits > 4
     assert [t.data_ptr() for t in (*engine.cache.k, *engine.cache.v)] == storage
 
 
@@ -76,7 +69,7 @@ def test_KV_01_a_rejection_at_any_position_rewinds_and_goes_on(rejected_at):
     emitted = [emission.token_ids for _ in range(4) for emission in engine.step()]
     assert [len(tokens) for tokens in emitted] == [1, *[rejected_at + 1] * 3]
     assert engine.scheduler.running[0].length == 11 + 1 + 3 * (rejected_at + 1) - 1
-    assert_committed_entries_are_right(engine)
+    assert_caches_are_right(engine)
 
 
 @pytest.mark.parametrize("draft", ["none", "ngram", "self", "model", "early-exit:1"])
@@ -113,39 +106,16 @@ def test_KV_13_a_slot_that_changes_hands_shows_nothing_of_its_former_owner(draft
     assert_idle(engine)
 
 
-class Poison:
-    """Fills every entry that no row may look at, before each forward."""
-
-    def __init__(self) -> None:
-        self.engine: Engine | None = None
-
-    def target(self, cache: KVCache, input_pos: Tensor, slots: Tensor) -> None:
-        assert self.engine is not None
-        running = {request.slot: request.length for request in self.engine.scheduler.running}
-        self._fill(cache, input_pos, slots, lambda slot: running.get(slot, 0))
-
-    def draft(self, cache: KVCache, input_pos: Tensor, slots: Tensor) -> None:
-        assert self.engine is not None and self.engine.proposer is not None
-        lengths = self.engine.proposer.lengths
-        self._fill(cache, input_pos, slots, lambda slot: lengths[slot] if slot < len(lengths) else 0)
-
-    def _fill(self, cache: KVCache, input_pos: Tensor, slots: Tensor, length) -> None:
-        starts = dict(zip(slots.tolist(), input_pos[:, 0].tolist(), strict=True))
-        for slot in range(cache.num_slots + 1):
-            valid = 0 if slot == cache.scratch_slot else starts.get(slot, length(slot))
-            for layer, (k, v) in enumerate(zip(cache.k, cache.v, strict=True)):
-                k[slot, :, valid:] = GARBAGE * (-1) ** layer
-                v[slot, :, valid:] = GARBAGE
-
-
+@pytest.mark.parametrize("prefix_reuse", [True, False])
 @pytest.mark.parametrize("draft", ["none", "ngram", "model", "early-exit:1"])
-def test_stale_released_and_scratch_entries_are_never_looked_at(draft):
+def test_stale_released_and_scratch_entries_are_never_looked_at(draft, prefix_reuse):
+    """Poisoned before every forward of target and draft: all that lies above what a slot holds, be it free or not."""
     poison = Poison()
     target = tiny_model()
-    requests = eight("sampled")
+    requests = related()
     if draft == "model":
         draft = Spy(tiny_model(n_layer=2), before=poison.draft)
-    engine = make_engine(target, draft=draft, slots=3, shapes=ODD_SHAPES)
+    engine = make_engine(target, draft=draft, slots=3, shapes=ODD_SHAPES, prefix_reuse=prefix_reuse)
     engine.target = spy = Spy(target, before=poison.target)
     if draft == "early-exit:1":
         engine.proposer._model = spy
@@ -153,6 +123,9 @@ def test_stale_released_and_scratch_entries_are_never_looked_at(draft):
     assert [c.token_ids for c in run(engine, requests)] == [recompute(request) for request in requests]
     assert len(spy.calls) > 20
     assert (engine.cache.k[0] == GARBAGE).any()
+    if prefix_reuse:
+        assert engine.stats.prefix_hits >= 4 and engine.stats.cached_tokens > 60
+        assert poison.num_kept > 0
 
 
 def test_a_long_prompt_holds_the_others_up_by_one_piece_at_a_time():

@@ -13,7 +13,8 @@ import pytest
 
 from litspec.draft import NgramProposer
 from litspec.engine.emission import Emission, emit, end_early
-from litspec.engine.request import MAX_STOP_STRINGS, ParameterError, Request, SamplingParams
+from litspec.engine.params import MAX_STOP_STRINGS, ParameterError, SamplingParams
+from litspec.engine.request import Request
 from tests.engine.scripted import Letters, ScriptedProposer, ScriptedTarget, continuing
 from tests.engine.support import ask, assert_idle, make_engine, run, run_streams
 

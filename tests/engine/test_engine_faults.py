@@ -10,8 +10,8 @@ import weakref
 
 import pytest
 
-from litspec.draft import NgramProposer
-from litspec.engine.request import ParameterError
+from litspec.draft import NgramProposer, Proposer
+from litspec.engine.params import ParameterError
 from tests.engine.scripted import Letters, ScriptedProposer, ScriptedTarget
 from tests.engine.support import (
     ODD_SHAPES,
@@ -200,7 +200,7 @@ def test_MG_02_thousands_of_requests_that_end_in_their_first_step_leave_nothing(
 
 
 def test_a_proposer_is_told_of_every_end_once_and_before_the_slot_is_given_away():
-    class Recorder:
+    class Recorder(Proposer):
         def __init__(self) -> None:
             self.ended: list[tuple[str, int | None]] = []
 

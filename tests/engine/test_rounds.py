@@ -13,8 +13,7 @@ import random
 import pytest
 import torch
 
-from litspec.draft import NgramProposer, Proposal
-from litspec.engine.speculative import draft_limits
+from litspec.draft import NgramProposer, Proposal, Proposer
 from litspec.model.window import Shapes
 from tests.engine.scripted import FixedTarget, ScriptedProposer, ScriptedTarget, Spy
 from tests.engine.support import ask, assert_idle, make_engine, random_prompt, run
@@ -118,12 +117,10 @@ def test_CP_08_the_smallest_width_that_covers_the_proposals_is_used(num_draft_to
 def test_padding_of_a_short_proposal_is_never_accepted():
     """The target says 5 for ever, so padding, which repeats the last token, would be right each time."""
 
-    class Fives:
+    class Fives(Proposer):
         def propose(self, rows, limits):
             counts = [min(int(row.id), limit) for row, limit in zip(rows, limits, strict=True)]
             return Proposal(torch.full((len(rows), 3), 5), counts)
-
-        def release(self, row): ...
 
     engine = make_engine(ScriptedTarget(lambda tokens: 5), draft=Fives(), num_draft_tokens=3)
     completions = run(engine, [ask(f"{count}", [1], max_new_tokens=13) for count in (0, 1, 3)])
@@ -134,9 +131,15 @@ def test_padding_of_a_short_proposal_is_never_accepted():
 
 def test_no_row_drafts_beyond_what_it_may_still_emit():
     requests = [ask(f"{n}", [1], max_new_tokens=n) for n in (1, 2, 3, 9)]
-    for request in requests:
-        request.tokens.append(5)
-    assert draft_limits(requests, 4) == [-1, 0, 1, 4]
+    limits = {}
+
+    class Noting(Proposer):
+        def propose(self, rows, row_limits):
+            limits.update((row.id, limit) for row, limit in zip(rows, row_limits, strict=True) if row.id not in limits)
+            return Proposal.of([[] for _ in rows])
+
+    run(make_engine(draft=Noting()), requests)
+    assert limits == {"2": 0, "3": 1, "9": 4}
 
 
 def test_RB_12_a_short_request_leaves_and_the_next_one_takes_its_place():
@@ -180,7 +183,7 @@ def test_LL_06_what_is_accepted_and_what_stands_in_place_of_the_refused(probabil
     assert abs(refused[0] / sum(refused) - probabilities[0] / (probabilities[0] + probabilities[1])) < 0.015
 
 
-class AlwaysTwo:
+class AlwaysTwo(Proposer):
     """Proposes token 2, and notes the token of every round that emitted one alone, which is one that refused it."""
 
     def __init__(self) -> None:
@@ -194,8 +197,6 @@ class AlwaysTwo:
                 self.last_tokens.setdefault(row.id, []).append(row.tokens[-1])
             self._lengths[row.id] = len(row.tokens)
         return Proposal.of([[2] * min(limit, 1) for limit in limits])
-
-    def release(self, row): ...
 
 
 def test_SP_07_rows_without_a_seed_have_noise_of_their_own():

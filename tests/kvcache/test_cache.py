@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from litspec.kvcache import KVCache
@@ -58,7 +59,7 @@ def test_default_positions_are_each_slots_own():
     torch.testing.assert_close(got[1], full_logits(gpt, tokens[1, :4].tolist())[2:])
 
 
-def test_fed_follows_explicit_positions_and_release_forgets():
+def test_fed_follows_explicit_positions_and_rewind_forgets():
     gpt = tiny_gpt()
     cache = gpt.new_cache(2)
     gpt(some_tokens(2, 4), consecutive([0, 10], 4), cache=cache)
@@ -67,7 +68,7 @@ def test_fed_follows_explicit_positions_and_release_forgets():
     gpt(some_tokens(1, 2), torch.tensor([[5, 4]]), cache=cache, slots=torch.tensor([1]))
     assert cache.fed_S.tolist() == [4, 6, 0]
     before = cache.k[0].clone()
-    cache.release(1)
+    cache.rewind(1)
     assert cache.fed_S.tolist() == [4, 0, 0] and torch.equal(cache.k[0], before)
 
 
@@ -95,7 +96,7 @@ def test_a_slot_that_changes_hands_shows_nothing_of_its_former_owner():
     gpt(torch.tensor([steady[:10]]), cache=cache, slots=torch.tensor([1]))
     for n in (30, 3):
         owner = some_tokens(1, n, seed=n)[0].tolist()
-        cache.release(0)
+        cache.rewind(0)
         gpt(torch.tensor([owner[:-1]]), cache=cache, slots=torch.tensor([0]))
         at = int(cache.fed_S[1])
         got = gpt(torch.tensor([[owner[-1]], [steady[at]]]), cache=cache)
@@ -103,10 +104,26 @@ def test_a_slot_that_changes_hands_shows_nothing_of_its_former_owner():
         torch.testing.assert_close(got[1, 0], full_logits(gpt, steady[: at + 1])[-1])
 
 
-def test_release_clears_what_float16_may_have_overflowed():
+def test_a_rewind_clears_what_float16_may_have_overflowed():
     cache = KVCache(n_layer=2, num_slots=2, n_query_groups=1, max_seq_length=4, head_size=2, dtype=torch.float16)
     for tensor in (*cache.k, *cache.v):
         tensor.fill_(torch.inf)
-    cache.release(1)
-    assert all(torch.isfinite(t[1]).all() for t in (*cache.k, *cache.v))
+    cache.rewind(1, 2)
+    assert all(torch.isfinite(t[1, :, 2:]).all() for t in (*cache.k, *cache.v))
+    assert all(torch.isinf(t[1, :, :2]).all() for t in (*cache.k, *cache.v))
     assert all(torch.isinf(t[0]).all() for t in (*cache.k, *cache.v))
+
+
+def test_a_copied_prefix_goes_on_as_if_it_had_been_fed():
+    gpt = tiny_gpt()
+    cache, text = gpt.new_cache(3), some_tokens(1, 12)[0].tolist()
+    gpt(torch.tensor([text[:9]]), cache=cache, slots=torch.tensor([2]))
+    gpt(some_tokens(1, 11, seed=5), cache=cache, slots=torch.tensor([0]))
+    source, before = [t[2].clone() for t in (*cache.k, *cache.v)], pointers(cache)
+    cache.copy_prefix(2, 0, 7)
+    assert cache.fed_S.tolist() == [7, 0, 9, 0] and pointers(cache) == before
+    assert all(torch.equal(t[2], was) for t, was in zip((*cache.k, *cache.v), source, strict=True))
+    got = gpt(torch.tensor([text[7:]]), cache=cache, slots=torch.tensor([0]))
+    torch.testing.assert_close(got[0], full_logits(gpt, text)[7:])
+    with pytest.raises(AssertionError, match="positions of"):
+        cache.copy_prefix(2, 0, cache.max_seq_length + 1)

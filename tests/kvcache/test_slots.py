@@ -1,4 +1,4 @@
-"""SlotPool: the lowest free slot first, never one twice, and misuse is noticed."""
+"""SlotPool: each slot has one owner at a time, the free ones stand in the order they came back, misuse is noticed."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from hypothesis import strategies as st
 from litspec.kvcache import SlotPool
 
 
-def test_hands_out_the_lowest_free_slot():
+def test_free_slots_stand_in_the_order_in_which_they_were_given_back():
     pool = SlotPool(3)
-    assert [pool.acquire() for _ in range(3)] == [0, 1, 2]
+    assert pool.free == [0, 1, 2]
+    for slot in (1, 0, 2):
+        pool.acquire(slot)
     assert pool.num_free == 0
     pool.release(2)
     pool.release(0)
-    assert [pool.acquire(), pool.acquire()] == [0, 2]
+    assert pool.free == [2, 0]
 
 
 @given(st.integers(1, 6), st.lists(st.integers(0, 5), max_size=40))
@@ -25,11 +27,11 @@ def test_a_slot_has_one_owner_at_a_time(num_slots, actions):
         if action in owned:
             pool.release(action)
             owned.remove(action)
-        elif pool.num_free:
-            slot = pool.acquire()
-            assert slot == min(set(range(num_slots)) - owned)
-            owned.add(slot)
+        elif action < num_slots:
+            pool.acquire(action)
+            owned.add(action)
         assert pool.num_free == num_slots - len(owned)
+        assert set(pool.free) == set(range(num_slots)) - owned
 
 
 @pytest.mark.parametrize("num_slots", [0, -1])
@@ -43,6 +45,7 @@ def test_misuse_is_noticed():
     for slot in (0, 2, -1):
         with pytest.raises(AssertionError, match=f"slot {slot} is not owned"):
             pool.release(slot)
-    pool.acquire(), pool.acquire()
-    with pytest.raises(AssertionError, match="no free slot"):
-        pool.acquire()
+    pool.acquire(1)
+    for slot in (1, 2):
+        with pytest.raises(AssertionError, match=f"slot {slot} is not free"):
+            pool.acquire(slot)

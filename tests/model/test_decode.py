@@ -27,7 +27,10 @@ def test_a_value_per_row_becomes_tensors_and_kinds_of_rows():
     assert (sampling.greedy_rows, sampling.full_rows, sampling.filtered_rows) == ((0,), (1, 4), (2, 3))
     assert sampling.seeds_B.dtype == sampling.top_k_B.dtype == torch.int64
     assert sampling.temperature_B.dtype == sampling.top_p_B.dtype == torch.float64
-    assert sampling.rows((4, 2))[3].tolist() == [5, 3]
+    assert sampling.rows((4, 2))[4].tolist() == [5, 3]
+    assert sampling.min_p_B.tolist() == [0.0] * 5 and sampling.edits is None
+    floors = Sampling.of([0.0, 1.0], [None, None], [1.0, 1.0], [1, 2], min_ps=[0.5, 0.25])
+    assert floors.full_rows == (1,) and floors.rows((1,))[3].tolist() == [0.25]
     with pytest.raises(ValueError, match="zip"):
         Sampling.of([1.0], [None, None], [1.0], [1])
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
 
 from litspec.model.gpt import GPT
-from litspec.model.placement import DTYPES, empty_modules, fabric_modules, resolve_device, resolve_dtype
+from litspec.model.placement import (
+    DTYPES,
+    available_bytes,
+    empty_modules,
+    fabric_modules,
+    resolve_device,
+    resolve_dtype,
+)
 from tests.model.tiny_gpt import TINY
 
 CPU = torch.device("cpu")
@@ -67,6 +76,28 @@ def test_another_dtype_is_refused(name):
         ValueError, match=f"dtype was {name!r}; allowed: \"auto\", 'float32', 'bfloat16', 'float16', 'float64'"
     ):
         resolve_dtype(name, CPU)
+
+
+@pytest.mark.parametrize(("of_group", "expected"), [(None, 1000), (400, 400), (5000, 1000), (0, 0)])
+@pytest.mark.parametrize("device", ["cpu", "mps"])
+def test_available_is_the_machines_or_what_the_group_leaves(monkeypatch, device, of_group, expected):
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr("litspec.model.cgroup.free_bytes", lambda: of_group)
+    assert available_bytes(torch.device(device)) == expected
+
+
+def test_available_on_a_gpu_is_what_is_free_there_and_what_the_process_holds_unused(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: asked.append(device) or (600, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 300)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 250)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: pytest.fail("the host was asked"))
+    assert available_bytes(torch.device("cuda", 1)) == 650
+    assert asked == [torch.device("cuda", 1)]
+
+
+def test_available_here_is_a_number_of_bytes():
+    assert 2**24 < available_bytes(CPU) < 2**50
 
 
 @pytest.mark.parametrize("dtype", DTYPES.values())

@@ -29,6 +29,7 @@ row_parameters = st.tuples(
     st.one_of(st.none(), st.integers(1, 45)),
     st.sampled_from((1.0, 0.999999, 0.9, 0.5, 0.1, 1e-9)),
     st.one_of(st.integers(0, 5), st.integers(0, 2**63 - 1)),
+    st.sampled_from((0.0, 0.0, 1e-300, 1e-3, 0.05, 0.3, 1.0)),
 )
 KINDS = ("normal", "ties", "minus infinity", "huge", "all equal", "one left")
 
@@ -86,7 +87,9 @@ def test_a_shortlist_of_any_length_gives_what_the_whole_vocabulary_gives(rows, T
     assert torch.equal(short, batched_sample(logits, positions, sampling))
 
 
-def thresholds(scores: list[float], top_k: int, top_p: float, *, N: int | None = None) -> tuple[float, bool]:
+def thresholds(
+    scores: list[float], top_k: int, top_p: float, min_p: float | None = None, *, N: int | None = None
+) -> tuple[float, bool]:
     best = torch.tensor(sorted(scores, reverse=True), dtype=torch.float64)[None, None]
     threshold = filter_threshold(
         best[..., :N],
@@ -94,6 +97,7 @@ def thresholds(scores: list[float], top_k: int, top_p: float, *, N: int | None =
         vocab_size=len(scores),
         top_k_B=torch.tensor([top_k]),
         top_p_B=torch.tensor([top_p], dtype=torch.float64),
+        min_p_B=None if min_p is None else torch.tensor([min_p], dtype=torch.float64),
     )
     return threshold.score_BT.item(), threshold.is_exact_BT.item()
 
@@ -128,6 +132,37 @@ def test_a_shortlist_knows_when_it_is_too_short(case):
         assert score == thresholds(FALLING, top_k, top_p)[0]
 
 
+# top_k, top_p, min_p: how many are kept, and whether shortlists of two, three and five know it. A floor among the
+# candidates decides, except where top_k's and top_p's own are not known.
+FLOORS = """5 1.0 0.0 5 n n y, 5 1.0 0.49 2 n y y, 5 1.0 0.51 1 y y y, 5 1.0 1.0 1 y y y, 5 1.0 1e-9 5 n n y,
+            3 1.0 0.49 2 n y y, 3 1.0 0.1 3 n n y, 1 1.0 0.1 1 y y y, 5 0.95 0.49 2 n y y, 5 0.95 0.1 5 n n y,
+            4 0.9 0.51 1 n n y, 2 0.9 0.51 1 n y y, 2 0.9 0.1 2 n y y, 5 0.5 0.1 1 y y y"""
+
+
+@pytest.mark.parametrize("case", FLOORS.split(","))
+def test_min_p_is_a_floor_below_the_best_score(case):
+    top_k, top_p, min_p, kept, *knows = case.split()
+    for N, answer in zip((2, 3, 5), knows, strict=True):
+        score, is_exact = thresholds(FALLING, int(top_k), float(top_p), float(min_p), N=N)
+        assert is_exact == (answer == "y"), N
+        if is_exact:
+            assert sum(s >= score for s in FALLING) == int(kept)
+            assert score == thresholds(FALLING, int(top_k), float(top_p), float(min_p))[0]
+
+
+def test_min_p_alone_needs_no_sort():
+    sampling = sampling_of([(1.0, None, 1.0, 1, 0.1), (0.0, None, 1.0, 1, 0.1), (1.0, 3, 1.0, 1, 0.1)])
+    assert (sampling.greedy_rows, sampling.full_rows, sampling.filtered_rows) == ((1,), (0,), (2,))
+
+
+def test_min_p_counts_in_probabilities_after_the_temperature():
+    logits = torch.tensor([0.5, 0.3, 0.15, 0.05]).log().expand(1, 400, 4)
+    positions = torch.arange(400)[None]
+    for temperature, min_p, kept in ((1.0, 0.25, {0, 1, 2}), (0.5, 0.25, {0, 1}), (2.0, 0.25, {0, 1, 2, 3})):
+        tokens = batched_sample(logits, positions, sampling_of([(temperature, None, 1.0, 7, min_p)]))
+        assert set(tokens.flatten().tolist()) == kept
+
+
 def test_a_top_p_just_below_one_cuts_a_tail_and_rounding_never_leaves_one_token():
     score, _ = thresholds([0.0, -1.0, -20.0], 3, 0.999999)
     assert score == -1.0
@@ -159,12 +194,14 @@ def test_a_long_shortlist_serves_a_large_vocabulary(monkeypatch):
     positions = torch.arange(6).view(3, 2)
     usual = sampling_of([(1.0, 50, 1.0, 1), (0.7, None, 0.9, 2), (1.0, 40, 0.5, 3)])
     want = batched_sample(logits, positions, usual)
-    fallbacks = []
-    monkeypatch.setattr(decode, "batched_sample", lambda *_: fallbacks.append(1) or want)
-    assert torch.equal(sample_shortlisted(logits, positions, usual), want) and not fallbacks
+    lengths, threshold = [], filter_threshold
+    monkeypatch.setattr(
+        decode, "filter_threshold", lambda t, *a, **k: lengths.append(len(t[0, 0])) or threshold(t, *a, **k)
+    )
+    assert torch.equal(sample_shortlisted(logits, positions, usual), want) and lengths == [256]
     flat = torch.zeros(3, 2, 5000)
     sample_shortlisted(flat, positions, usual)
-    assert fallbacks
+    assert lengths == [256, 256, 5000]
 
 
 def test_scaled_scores_are_below_zero_and_greedy_rows_divide_by_one():
@@ -174,6 +211,14 @@ def test_scaled_scores_are_below_zero_and_greedy_rows_divide_by_one():
     assert scores.tolist() == [[[-2.0, 0.0, -math.inf]], [[-4.0, 0.0, -8.0]]]
     coarse = scaled_scores(torch.tensor([[[2.0**25, 1.0]]]), torch.tensor([1.0], dtype=torch.float64))
     assert coarse.tolist() == [[[0.0, 1 - 2.0**25]]]  # float32 would round the difference
+
+
+def test_a_row_of_banned_tokens_makes_no_nan():
+    logits = torch.full((4, 1, 9), -torch.inf)
+    sampling = sampling_of([(0.0, None, 1.0, 1), (1.0, None, 1.0, 1, 0.1), (0.5, 3, 0.9, 1, 0.1), (0.5, None, 0.9, 1)])
+    assert not scaled_scores(logits, sampling.temperature_B).isnan().any()
+    for sample in (batched_sample, sample_shortlisted):
+        assert sample(logits, torch.zeros(4, 1, dtype=torch.int64), sampling).tolist() == [[0]] * 4
 
 
 def test_equal_perturbed_scores_give_the_lower_id(monkeypatch):
@@ -229,11 +274,12 @@ def test_a_greedy_row_with_banned_tokens_beside_a_sampled_one():
 
 def test_a_row_alone_and_a_token_alone_get_what_they_get_among_others():
     rows = [(0.0, None, 1.0, 1), (1.0, None, 1.0, 7), (0.8, 20, 1.0, 7), (1.3, None, 0.9, 4), (1.0, 9, 0.7, 2**63 - 1)]
-    logits = torch.randn(5, 6, 333, generator=torch.Generator().manual_seed(4)) * 2
-    positions = torch.randint(0, 100, (5, 6), generator=torch.Generator().manual_seed(5))
+    rows += [(1.0, None, 1.0, 8, 0.1), (1.0, 9, 0.7, 9, 0.2)]
+    logits = torch.randn(7, 6, 333, generator=torch.Generator().manual_seed(4)) * 2
+    positions = torch.randint(0, 100, (7, 6), generator=torch.Generator().manual_seed(5))
     for sample in (batched_sample, sample_shortlisted):
         whole = sample(logits, positions, sampling_of(rows))
-        for order in ([4, 2, 0, 3, 1], [1, 1, 3]):
+        for order in ([4, 2, 0, 3, 6, 5, 1], [1, 1, 3]):
             shuffled = sample(logits[order], positions[order], sampling_of([rows[b] for b in order]))
             assert torch.equal(shuffled, whole[order])
         for b, row in enumerate(rows):
@@ -263,17 +309,26 @@ LOGITS = torch.randn(VOCABULARY, generator=torch.Generator().manual_seed(7)).mul
 @pytest.mark.parametrize("sample", [batched_sample, sample_shortlisted])
 @pytest.mark.parametrize("along", ["seeds", "positions"])
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"),
-    [(1.0, None, 1.0), (0.6, None, 1.0), (1.7, None, 1.0), (1.0, 5, 1.0), (1.0, None, 0.8), (0.8, 9, 0.9)],
+    ("temperature", "top_k", "top_p", "min_p"),
+    [
+        (1.0, None, 1.0, 0.0),
+        (0.6, None, 1.0, 0.0),
+        (1.7, None, 1.0, 0.0),
+        (1.0, 5, 1.0, 0.0),
+        (1.0, None, 0.8, 0.0),
+        (0.8, 9, 0.9, 0.0),
+        (1.0, None, 1.0, 0.1),
+        (0.8, 9, 0.95, 0.2),
+    ],
 )
-def test_frequencies_are_the_exact_probabilities(sample, along, temperature, top_k, top_p):
+def test_frequencies_are_the_exact_probabilities(sample, along, temperature, top_k, top_p, min_p):
     if along == "seeds":
         seeds, positions = list(range(1000)), torch.arange(NUM_DRAWS // 1000).expand(1000, -1)
     else:
         seeds, positions = [11], torch.arange(NUM_DRAWS)[None]
     logits = LOGITS.expand(*positions.shape, VOCABULARY)
-    drawn = sample(logits, positions, sampling_of([(temperature, top_k, top_p, seed) for seed in seeds]))
-    kept = kept_by_loop(LOGITS.double().tolist(), temperature, top_k, top_p)
+    drawn = sample(logits, positions, sampling_of([(temperature, top_k, top_p, seed, min_p) for seed in seeds]))
+    kept = kept_by_loop(LOGITS.double().tolist(), temperature, top_k, top_p, min_p)
     observed = np.bincount(drawn.flatten().numpy(), minlength=VOCABULARY)
     weights = np.array([math.exp(kept[i]) if i in kept else 0.0 for i in range(VOCABULARY)])
     assert observed[weights == 0].sum() == 0

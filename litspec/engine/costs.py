@@ -1,0 +1,98 @@
+"""CostTable: what a round costs on this machine, measured once.
+
+A row of it is a bucket of rows, an entry the seconds of a step of one width, whole: all layers, the head and the choice
+of tokens. Other work on the machine can only make a measurement too large, so the smallest of several counts, and
+two things that are true of any machine bound it further: a narrower window costs no more than a wider one, and a wide
+one no more than two narrow ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from litspec.draft import DraftCost, Proposer
+from litspec.draft.steps import sampling_of
+from litspec.draft.timing import least_seconds
+from litspec.engine.speculative import Target
+from litspec.kvcache import KVCache
+from litspec.model.decode import sample_shortlisted
+from litspec.model.window import Shapes, pack_window
+
+TOKEN_SHARE = 0.06
+"""What each further token of a step is taken to cost, in plain steps of one row."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of a step by (row bucket, width), and of drafting by row bucket.
+
+    Attributes:
+        step_s: what a target step costs; only ratios matter to who decides by it.
+        draft: what drafting costs; a bucket that is missing drafts for nothing.
+    """
+
+    step_s: Mapping[tuple[int, int], float]
+    draft: Mapping[int, DraftCost] = field(default_factory=dict)
+
+    @classmethod
+    def assumed(cls, shapes: Shapes, draft: DraftCost | None = None) -> CostTable:
+        """Return a likely table for a machine that was not measured, in units of a plain step of one row.
+
+        Args:
+            shapes: row buckets and step widths.
+            draft: what drafting costs one row in these units; None is nothing.
+        """
+        pairs = [(rows, width) for rows in shapes.row_buckets for width in shapes.step_widths]
+        step_s = {(rows, width): 1.0 + TOKEN_SHARE * (rows * width - 1) for rows, width in pairs}
+        growth = {rows: 1.0 + TOKEN_SHARE * (rows - 1) for rows in shapes.row_buckets}
+        return cls(step_s, {rows: DraftCost(*(growth[rows] * s for s in draft or ())) for rows in shapes.row_buckets})
+
+    def round_s(self, num_rows: int, width: int, num_draft_tokens: int) -> float:
+        """Return the seconds of a round of one bucket: drafting so many tokens, then a step of this width."""
+        draft = self.draft.get(num_rows, DraftCost())
+        drafting = draft.first_s + (num_draft_tokens - 1) * draft.step_s if num_draft_tokens else 0.0
+        return self.step_s[num_rows, width] + drafting
+
+    def chunk_s(self, num_rows: int) -> float:
+        """Return the seconds of a chunk that catches a draft up."""
+        return self.draft.get(num_rows, DraftCost()).chunk_s
+
+
+def measure_costs(
+    target: Target, cache: KVCache, shapes: Shapes, proposer: Proposer | None = None, *, num_passes: int = 2
+) -> CostTable:
+    """Time every step on the scratch slot; call it when everything is compiled."""
+    step_s: dict[tuple[int, int], float] = {}
+    _time_step(target, cache, shapes.row_buckets[0], shapes.step_widths[0])  # the first one ever is slow
+    for _ in range(num_passes):  # passes over the whole list: a slow moment then spoils one pass only
+        for rows in shapes.row_buckets:
+            for width in shapes.step_widths:
+                seconds = _time_step(target, cache, rows, width)
+                step_s[rows, width] = min(seconds, step_s.get((rows, width), seconds))
+    draft = {} if proposer is None else {rows: proposer.measure(rows) for rows in shapes.row_buckets}
+    return CostTable(smooth(step_s), draft)
+
+
+def smooth(step_s: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:
+    """Lower what is above a larger step, or above two smaller ones that do its work."""
+    smoothed = dict(step_s)
+    for rows, width in sorted(smoothed):
+        halves = [smoothed[r, w] * -(-rows // r) * -(-width // w) for r, w in smoothed if r <= rows and w <= width]
+        smoothed[rows, width] = min(halves)
+    for rows, width in sorted(smoothed, reverse=True):
+        smoothed[rows, width] = min(s for (r, w), s in smoothed.items() if r >= rows and w >= width)
+    return smoothed
+
+
+def _time_step(target: Target, cache: KVCache, rows: int, width: int) -> float:
+    def step() -> Tensor:
+        scratch = cache.scratch_slot
+        window = pack_window([], [], [], rows=rows, width=width, scratch_slot=scratch, device=target.device)
+        hidden = target.hidden(window.idx_BT, window.input_pos_BT, cache=cache, slots=window.slots_B)
+        sampling = sampling_of([], rows, device=target.device)
+        return sample_shortlisted(target.logits(hidden), window.input_pos_BT + 1, sampling)
+
+    return least_seconds(step)
