@@ -47,7 +47,10 @@ def test_wheel_holds_what_the_package_needs(wheel):
         f"litspec/config_hub/{file.relative_to(ROOT / 'config_hub')}" for file in ROOT.glob("config_hub/**/*.yaml")
     }
     assert configs
-    assert configs | {"litspec/py.typed", "litspec/bench/prompts.jsonl", "litspec/cli.py"} <= inside
+    assert (
+        configs | {"litspec/py.typed", "litspec/bench/prompts.jsonl", "litspec/bench/load.yaml", "litspec/cli.py"}
+        <= inside
+    )
     assert not [name for name in inside if name.startswith(("tests/", "config_hub/"))]
     assert any(name.endswith("licenses/LICENSE") for name in inside)
 

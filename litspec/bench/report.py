@@ -10,20 +10,24 @@ from rich.console import Console
 from rich.table import Table
 
 from litspec.bench.decode import DecodeReport
+from litspec.bench.load import LoadReport
+from litspec.bench.load_report import draw_load, load_tables
 from litspec.bench.scenario import BenchOptions
 
 
-def show(report: DecodeReport, options: BenchOptions) -> None:
-    """Print the table and write the files that the options ask for; JSON on standard output moves the table aside."""
+def show(report: DecodeReport | LoadReport, options: BenchOptions) -> None:
+    """Print the tables and write the files that the options ask for; JSON on standard output moves tables aside."""
     is_json_on_stdout = options.json_file == "-"
-    Console(stderr=is_json_on_stdout).print(decode_table(report))
+    tables = load_tables(report) if isinstance(report, LoadReport) else [decode_table(report)]
+    Console(stderr=is_json_on_stdout).print(*tables)
     text = json.dumps(report.to_dict(), indent=2)
     if is_json_on_stdout:
         print(text)
     elif options.json_file is not None:
         Path(options.json_file).expanduser().write_text(text + "\n", encoding="utf-8")
     if options.plot_file is not None:
-        draw_ratios(report, Path(options.plot_file).expanduser())
+        file = Path(options.plot_file).expanduser()
+        draw_load(report, file) if isinstance(report, LoadReport) else draw_ratios(report, file)
 
 
 def decode_table(report: DecodeReport) -> Table:

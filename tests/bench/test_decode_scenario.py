@@ -21,7 +21,8 @@ from litspec.bench.decode import (
 )
 from litspec.bench.report import draw_ratios, show
 from litspec.bench.scenario import BenchOptions, run_scenario
-from litspec.engine.request import Completion, SamplingParams
+from litspec.engine.params import SamplingParams
+from litspec.engine.request import Completion
 from litspec.engine.stats import RequestStats
 
 
