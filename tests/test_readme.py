@@ -24,10 +24,10 @@ import pytest
 from litspec.api.config import EngineConfig, ServeConfig
 from litspec.api.config_sources import find_config, load_config
 from litspec.cli import _parse
-from litspec.engine.request import SamplingParams
+from litspec.engine.params import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/deploy.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/deploy.md", "docs/engine.md")
 START_S = 120
 
 
