@@ -8,6 +8,8 @@ one no more than two narrow ones.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -62,18 +64,61 @@ class CostTable:
 
 
 def measure_costs(
-    target: Target, cache: KVCache, shapes: Shapes, proposer: Proposer | None = None, *, num_passes: int = 2
+    target: Target,
+    cache: KVCache,
+    shapes: Shapes,
+    proposer: Proposer | None = None,
+    *,
+    num_passes: int = 2,
+    budget_s: float = 4.0,
 ) -> CostTable:
-    """Time every step on the scratch slot; call it when everything is compiled."""
-    step_s: dict[tuple[int, int], float] = {}
-    _time_step(target, cache, shapes.row_buckets[0], shapes.step_widths[0])  # the first one ever is slow
-    for _ in range(num_passes):  # passes over the whole list: a slow moment then spoils one pass only
+    """Time steps and drafts on the scratch slot; call it when everything is compiled.
+
+    The smallest and largest are always timed, a draft for one row bucket and for all. What the budget has no time for
+    is taken to lie on the plane between them.
+
+    Args:
+        target: the model.
+        cache: its cache, of which the scratch slot is fed.
+        shapes: the row buckets and step widths to time.
+        proposer: whose drafts are timed.
+        num_passes: how often each step is timed, where there is time.
+        budget_s: seconds after which nothing that can be done without is begun.
+    """
+    until = time.perf_counter() + budget_s
+    most, widest = shapes.row_buckets[-1], shapes.step_widths[-1]
+    least, narrowest = shapes.row_buckets[0], shapes.step_widths[0]
+    corners = list(dict.fromkeys((rows, width) for rows in (least, most) for width in (narrowest, widest)))
+    pairs = [(rows, width) for rows in shapes.row_buckets for width in shapes.step_widths]
+    _time_step(target, cache, least, narrowest)  # the first one ever is slow
+    step_s = {pair: _time_step(target, cache, *pair) for pair in corners}
+    draft: dict[int, DraftCost] = {}
+    if proposer is not None:
+        draft = {rows: proposer.measure(rows) for rows in dict.fromkeys((least, most))}
         for rows in shapes.row_buckets:
-            for width in shapes.step_widths:
-                seconds = _time_step(target, cache, rows, width)
-                step_s[rows, width] = min(seconds, step_s.get((rows, width), seconds))
-    draft = {} if proposer is None else {rows: proposer.measure(rows) for rows in shapes.row_buckets}
+            if rows not in draft:
+                is_late = time.perf_counter() > until
+                draft[rows] = _draft_between(draft, rows, least, most) if is_late else proposer.measure(rows)
+    for _ in range(num_passes):  # passes over the whole list: a slow moment then spoils one pass only
+        for pair in pairs:
+            if time.perf_counter() < until:
+                step_s[pair] = min(_time_step(target, cache, *pair), step_s.get(pair, math.inf))
+    for rows, width in pairs:
+        if (rows, width) not in step_s:
+            narrow_s, wide_s = (
+                _between(rows, least, most, step_s[least, w], step_s[most, w]) for w in (narrowest, widest)
+            )
+            step_s[rows, width] = _between(width, narrowest, widest, narrow_s, wide_s)
     return CostTable(smooth(step_s), draft)
+
+
+def _between(at: int, low: int, high: int, low_s: float, high_s: float) -> float:
+    return low_s if high == low else low_s + (at - low) / (high - low) * (high_s - low_s)
+
+
+def _draft_between(draft: Mapping[int, DraftCost], rows: int, least: int, most: int) -> DraftCost:
+    ends = zip(draft[least], draft[most], strict=True)
+    return DraftCost(*(_between(rows, least, most, low_s, high_s) for low_s, high_s in ends))
 
 
 def smooth(step_s: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], float]:

@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from litspec.draft import Proposal, Proposer
+from litspec.draft import DraftCost, Proposal, Proposer
 from litspec.engine.acceptance import AcceptanceTracker, RowOutlook, shown
 from litspec.engine.costs import CostTable
 from litspec.engine.policy import WidthPolicy
 from litspec.engine.request import Request
 from litspec.model.window import Shapes
+
+LIKELY_DRAFT_COST = DraftCost(0.3, 0.3, 1.0)
+"""Of a draft that was not measured, in plain steps of the target."""
 
 
 class Drafter:
@@ -35,7 +38,8 @@ class Drafter:
         widest = shapes.step_widths[-1] - 1
         self.num_draft_tokens = 0 if proposer is None else widest if num_draft_tokens == "auto" else num_draft_tokens
         assert self.num_draft_tokens <= widest, f"{num_draft_tokens} draft tokens do not fit the widest step"
-        self.policy = WidthPolicy(CostTable.assumed(shapes), shapes)
+        draft_cost = DraftCost() if proposer is None or proposer.is_free else LIKELY_DRAFT_COST
+        self.policy = WidthPolicy(CostTable.assumed(shapes, draft_cost), shapes)
         self._proposer = proposer
         self._rows: dict[str, AcceptanceTracker] = {}
         self._drafts: dict[str, list[int]] = {}
@@ -68,7 +72,7 @@ class Drafter:
         if self.is_auto:
             uncut = self._drafts.pop(request.id, draft)
             drafted, accepted = shown(uncut, block)
-            self.policy.observe(self._tracker(request), drafted, accepted, verified=len(draft))
+            self.policy.observe(self._tracker(request), drafted, accepted)
 
     def adopt(self, slot: int, source_slot: int, length: int) -> None:
         """Tell the proposer who holds a slot's first tokens; see `Proposer.adopt`."""

@@ -2,13 +2,17 @@
 
 A round costs the same whichever of its rows use the width, so one number is chosen for all of them: the G whose
 expected tokens per second are best, by what each row's recent drafts were worth and by what rounds cost here. G = 0 is
-plain decoding. What is not tried is not known, so a small share of the time goes to the G that would be best if drafts
-were as good as they may well be. The choice is a pure function of what was observed, without clock or chance, and the
-text does not depend on it.
+plain decoding. Rows are averaged geometrically: each has its own text to get through, so what counts of a width is by
+what factor it shortens that, and a row with good drafts, which is soon done, must not make the others slow.
+
+What is not tried is not known, so a small share of the time goes to the G that would be best if drafts were as good as
+they may well be. The choice is a pure function of what was observed, without clock or chance, and the text does not
+depend on it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -81,7 +85,7 @@ class WidthPolicy:
         self._purse = min(LARGEST_PURSE, self._purse + PROBE_SHARE * choice.plain_rounds - choice.loss)
         return choice.num_draft_tokens
 
-    def observe(self, row: AcceptanceTracker, drafted: int, accepted: int, *, verified: int) -> None:
+    def observe(self, row: AcceptanceTracker, drafted: int, accepted: int) -> None:
         """Count what a round showed of a row's draft; see `AcceptanceTracker.observe`."""
         row.observe(drafted, accepted)
         self._all_rows.observe(drafted, accepted)
@@ -99,11 +103,11 @@ def choose_width(rows: Sequence[RowOutlook], costs: CostTable, shapes: Shapes, *
     bucket = shapes.row_bucket(len(rows))
     most = max((row.limit for row in rows if not row.is_fixed), default=0)
     candidates = sorted({min(width - 1, most) for width in shapes.step_widths})
-    likely = _sums([row.expected_tokens(most) for row in rows])
+    likely = _typical([row.expected_tokens(most) for row in rows])
     seconds = {g: _round_s(rows, g, likely[g], costs, shapes, bucket) for g in candidates}
     best = max(candidates, key=lambda g: likely[g] / seconds[g])
     if purse > 0.0 and most > 0:
-        hoped = _sums([row.hoped_tokens(most) for row in rows])
+        hoped = _typical([row.hoped_tokens(most) for row in rows])
         losses = {
             g: seconds[g] / seconds[0] - likely[g] / likely[best] * seconds[best] / seconds[0] for g in candidates
         }
@@ -114,8 +118,10 @@ def choose_width(rows: Sequence[RowOutlook], costs: CostTable, shapes: Shapes, *
     return Choice(best, seconds[best] / seconds[0], 0.0)
 
 
-def _sums(tokens_by_row: Sequence[Sequence[float]]) -> list[float]:
-    return [sum(tokens) for tokens in zip(*tokens_by_row, strict=True)]
+def _typical(tokens_by_row: Sequence[Sequence[float]]) -> list[float]:
+    """Return for every G the geometric mean of the rows' tokens."""
+    share = 1.0 / len(tokens_by_row)
+    return [math.prod(tokens) ** share for tokens in zip(*tokens_by_row, strict=True)]
 
 
 def _round_s(
@@ -126,6 +132,6 @@ def _round_s(
     seconds = costs.round_s(bucket, shapes.step_width(drafted + 1), drafted)
     chunks = sum(row.lag_chunks for row in rows if row.num_drafted(num_draft_tokens))
     if chunks:
-        num_rounds = max(1.0, sum(row.num_remaining for row in rows) / tokens)
+        num_rounds = max(1.0, sum(row.num_remaining for row in rows) / (len(rows) * tokens))
         seconds += chunks * costs.chunk_s(bucket) / num_rounds
     return seconds

@@ -1,10 +1,11 @@
 """Records what drafts would have been worth at every token of some answers, and what rounds cost on this machine.
 
-    python tests/benchmarks/record_traces.py
+    PYTHONPATH=. python tests/benchmarks/record_traces.py
 
-Writes tests/engine/traces/{traces,costs}.json, on which tests/engine/test_policy.py simulates policies. The text never
-depends on drafts, so each answer is generated once, plainly. A trace is a string with a character for each output token
-after the first: of a draft of seven tokens made just before it, how many would be accepted, or "." for no draft.
+Writes tests/engine/traces/{traces,costs}.json, on which tests/engine/test_policy.py simulates policies; the costs of
+drafting in it are those of early exit. The text never depends on drafts, so each answer is generated once, plainly. A
+trace is a string with a character for each output token after the first: of a draft of seven tokens made just before
+it, how many would be accepted, or "." for no draft.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ def main() -> None:
     costs = measure_costs(target, llm.engine.cache, shapes, early_exit)
     table = {
         "step_ms": {f"{rows}x{width}": round(s * 1e3, 2) for (rows, width), s in costs.step_s.items()},
-        f"early_exit_{COSTS_LAYERS}_ms": {
+        "draft_ms": {
             str(rows): [round(cost.first_s * 1e3, 2), round(cost.step_s * 1e3, 2)] for rows, cost in costs.draft.items()
         },
     }

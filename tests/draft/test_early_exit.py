@@ -70,6 +70,17 @@ def test_it_leaves_the_cache_as_plain_decoding_does(num_layers):
         torch.testing.assert_close(plain[0, :, :length], shared[0, :, :length], rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
+def test_a_measurement_feeds_the_scratch_slot_alone(num_rows):
+    spy = Spy(tiny_model())
+    cache = spy.new_cache(4)
+    cost = EarlyExitProposer(spy, cache, num_layers=2, shapes=SHAPES).measure(num_rows)
+    assert cost.first_s > 0 and cost.step_s >= 0 and cost.chunk_s == 0
+    assert {slot for _, _, slots in spy.calls for slot in slots} == {cache.scratch_slot}
+    assert set(spy.shapes) == {(num_rows, 1)}
+    assert cache.fed_S[:4].tolist() == [0] * 4
+
+
 def test_it_stays_inside_the_context():
     spy = Spy(tiny_model(context=32))
     request = ask("a", random_prompt(26, seed=2), max_new_tokens=50)

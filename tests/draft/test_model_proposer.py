@@ -69,6 +69,31 @@ def test_a_long_prompt_is_caught_up_by_a_chunk_a_round_and_holds_nobody_up():
     assert seen == [[0, 2], [0, 2], [2, 2]]
 
 
+@pytest.mark.parametrize(("lacking", "chunks"), [(1, 0), (2, 0), (3, 1), (6, 1), (7, 2), (10, 2), (11, 3)])
+def test_a_lag_is_counted_in_the_narrowest_chunks(lacking, chunks):
+    proposer, _ = make_proposer()
+    assert proposer.lag(Row("a", random_prompt(lacking, seed=1), 1)) == chunks
+    row = Row("b", random_prompt(70, seed=2), 0)
+    propose_caught_up(proposer, [row], [1])
+    assert proposer.lag(row) == 0
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 4])
+def test_a_measurement_feeds_the_scratch_slot_alone(num_rows):
+    proposer, spy = make_proposer()
+    row = Row("a", random_prompt(9, seed=1), 0)
+    propose_caught_up(proposer, [row], [2])
+    lengths, fed = list(proposer.lengths), proposer.cache.fed_S[:-1].tolist()
+    spy.calls.clear()
+    cost = proposer.measure(num_rows)
+    assert cost.first_s > 0 and cost.step_s >= 0 and cost.chunk_s > 0
+    assert {slot for _, _, slots in spy.calls for slot in slots} == {proposer.cache.scratch_slot}
+    assert set(spy.shapes) == {(num_rows, 2), (num_rows, 1), (num_rows, 4)}
+    assert (list(proposer.lengths), proposer.cache.fed_S[:-1].tolist()) == (lengths, fed)
+    row.tokens += [7]
+    assert propose(proposer, [row], [3]) == wanted([row], [3])
+
+
 @pytest.mark.parametrize("lag", [1, 2, 3, 4, 5, 18, 19, 60])
 def test_a_row_that_lags_is_caught_up_while_others_do_not(lag):
     proposer, spy = make_proposer()

@@ -48,11 +48,14 @@ def other_machine_cases() -> Iterator[Case]:
         "a step costs the same at any width": _table(lambda rows, width: 1.0),
         "each token costs the same": _table(lambda rows, width: float(rows * width)),
         "assumed": CostTable.assumed(SHAPES),
+        "rows and width both cost": _table(_plane),
         "packed weights": _table(lambda rows, width: PACKED_MS[rows][width]),
     }
     for name, costs in tables.items():
         for rows in CONCURRENCY:
             yield Case(f"ngram, {rows} rows, {name}", load_traces("ngram"), costs, rows, is_free=True)
+            greedy = load_traces("ngram", temperature=0.0)
+            yield Case(f"ngram, temperature 0.0, {rows} rows, {name}", greedy, costs, rows, is_free=True)
 
 
 def made_up_cases() -> Iterator[Case]:
@@ -80,6 +83,10 @@ def made_up_trace(pattern: Callable[[int, int], float], request: int, num_tokens
         run = min(run + 1, 7) if chance.random() < pattern(request, position) else 0
         trace.append(str(run))
     return "".join(reversed(trace))
+
+
+def _plane(rows: int, width: int) -> float:
+    return 1.0 + 1.3 * (rows - 1) / 7 + (1.4 + 1.7 * (rows - 1) / 7) * (width - 1) / 7
 
 
 def _table(step: Callable[[int, int], float]) -> CostTable:

@@ -117,7 +117,7 @@ def replay(
             emitted = min(right, verified) + 1
             if policy is not None:
                 known = min(limit if is_free else verified, emitted)
-                policy.observe(row.tracker, known, min(right, known), verified=verified)
+                policy.observe(row.tracker, known, min(right, known))
             row.position += emitted
             result.tokens += emitted
     return result

@@ -1,117 +1,182 @@
-"""The width policy: it loses at most 3 % against the best fixed width on recorded answers, whatever rounds cost."""
+"""The choice of widths, on recorded traces and on rows made by hand; no model runs here."""
 
 from __future__ import annotations
 
 import pytest
 
 from litspec.draft import DraftCost
-from litspec.engine.acceptance import AcceptanceTracker, shown
+from litspec.engine.acceptance import AcceptanceTracker, RowOutlook, shown
 from litspec.engine.costs import CostTable
-from litspec.engine.options import MAX_AUTO_DRAFT_TOKENS
 from litspec.engine.policy import PROBE_SHARE, WidthPolicy, choose_width
-from tests.engine.policy_cases import made_up_cases, other_machine_cases, recorded_cases
-from tests.engine.rounds_of_traces import SHAPES, regret, replay
+from litspec.model.window import Shapes
+from tests.engine.policy_cases import made_up_cases, made_up_trace, other_machine_cases, recorded_cases
+from tests.engine.rounds_of_traces import SHAPES, load_traces, measured_costs, regret, replay
 
-MOST_REGRET = 0.03
-FLAT = CostTable({(rows, width): 1.0 for rows in SHAPES.row_buckets for width in SHAPES.step_widths})
-LINEAR = CostTable({(rows, width): float(rows * width) for rows in SHAPES.row_buckets for width in SHAPES.step_widths})
-
-
-@pytest.mark.parametrize("cases", [recorded_cases, other_machine_cases, made_up_cases])
-def test_regret_is_three_per_cent_at_most(cases):
-    regrets = {case.name: regret(case.traces, case.costs, rows=case.rows, is_free=case.is_free)[0] for case in cases()}
-    worst = max(regrets, key=regrets.__getitem__)
-    print(f"{len(regrets)} cases, mean regret {sum(regrets.values()) / len(regrets):.2%}, worst {regrets[worst]:.2%}")
-    assert regrets[worst] <= MOST_REGRET, worst
+ALLOWED_REGRET = 0.03
 
 
-def outlooks(policy: WidthPolicy, observed: list[tuple[int, int]], *, limits=(7,), **given):
-    """Return the outlooks of rows that all saw the same rounds of (drafted, accepted)."""
-    tracker = AcceptanceTracker()
-    for drafted, accepted in observed:
-        tracker.observe(drafted, accepted)
-    return [policy.outlook(tracker, limit, **given) for limit in limits]
+def costs_of(share: float, draft: DraftCost | None = None, shapes: Shapes = SHAPES) -> CostTable:
+    """Return a table in which a further token of a step costs so many plain steps of one row."""
+    pairs = [(rows, width) for rows in shapes.row_buckets for width in shapes.step_widths]
+    steps = {(rows, width): 1.0 + share * (rows * width - 1) for rows, width in pairs}
+    return CostTable(steps, dict.fromkeys(shapes.row_buckets, draft or DraftCost()))
 
 
-def test_what_is_always_right_is_drafted_as_far_as_it_goes_and_what_never_is_not_at_all():
-    policy = WidthPolicy(FLAT, SHAPES)
-    assert choose_width(outlooks(policy, [(7, 7)] * 40), FLAT, SHAPES).num_draft_tokens == 7
-    assert choose_width(outlooks(policy, [(7, 0)] * 40), LINEAR, SHAPES).num_draft_tokens == 0
+def row(limit: int = 7, rate: float = 0.5, **more) -> RowOutlook:
+    """Return a row all of whose draft tokens are right with one probability, as far as is certain."""
+    outlook = WidthPolicy(costs_of(0.0), SHAPES).outlook(AcceptanceTracker(), limit, **more)
+    certain = outlook.first._replace(mean=rate, error=0.0)
+    return RowOutlook(limit, certain, certain, **more)
 
 
-@pytest.mark.parametrize("limits", [(0,), (3,), (2, 5), (0, 0, 1), (7, 7, 7, 7, 7, 7, 7, 7)])
-def test_no_row_drafts_beyond_its_limit_and_the_choice_fills_a_width(limits):
-    policy = WidthPolicy(FLAT, SHAPES)
-    rows = outlooks(policy, [(7, 5)] * 20, limits=limits)
-    chosen = choose_width(rows, FLAT, SHAPES).num_draft_tokens
-    assert all(row.num_drafted(chosen) <= limit for row, limit in zip(rows, limits, strict=True))
-    assert chosen <= max(limits)
-    assert chosen + 1 in SHAPES.step_widths or chosen == max(limits)
+@pytest.mark.parametrize("case", list(recorded_cases()), ids=lambda case: case.name)
+def test_regret_on_recorded_traces_with_the_measured_costs(case):
+    found, best, _ = regret(case.traces, case.costs, rows=case.rows, is_free=case.is_free)
+    assert found <= ALLOWED_REGRET, f"{found:.1%} worse than {best} draft tokens in every round"
 
 
-def test_a_row_that_named_its_own_number_keeps_it_and_the_others_go_along():
-    policy = WidthPolicy(LINEAR, SHAPES)
-    own = policy.outlook(AcceptanceTracker(), 5, is_fixed=True)
-    poor = outlooks(policy, [(7, 0)] * 40)[0]
-    chosen = choose_width([own, poor], LINEAR, SHAPES).num_draft_tokens
-    assert own.num_drafted(chosen) == 5
-    assert choose_width([own], LINEAR, SHAPES).num_draft_tokens == 0, "nobody is left to choose for"
+@pytest.mark.parametrize("case", [*other_machine_cases(), *made_up_cases()], ids=lambda case: case.name)
+def test_regret_on_other_machines_and_with_drafts_that_change(case):
+    found, best, _ = regret(case.traces, case.costs, rows=case.rows, is_free=case.is_free)
+    assert found <= ALLOWED_REGRET, f"{found:.1%} worse than {best} draft tokens in every round"
 
 
-def test_catching_up_counts_and_more_so_where_little_is_left_to_pay_for_it():
-    costs = CostTable(FLAT.step_s, {rows: DraftCost(0.1, 0.1, 5.0) for rows in SHAPES.row_buckets})
-    policy = WidthPolicy(costs, SHAPES)
-    for num_remaining, drafts in ((2000, True), (8, False)):
-        rows = outlooks(policy, [(7, 6)] * 30, lag_chunks=3, num_remaining=num_remaining)
-        assert (choose_width(rows, costs, SHAPES).num_draft_tokens > 0) == drafts
+def test_it_gains_where_drafts_change():
+    traces = [made_up_trace(lambda request, position: 0.95 if position < 150 else 0.05, i) for i in range(8)]
+    found, _, _ = regret(traces, costs_of(0.15, DraftCost(0.15, 0.15)), rows=1, is_free=False)
+    assert found < -0.02
 
 
-def test_what_no_longer_pays_is_given_up_and_tried_again_now_and_then():
-    bad_then_good = "0" * 600 + "7654321" * 200
-    policy = WidthPolicy(CostTable.assumed(SHAPES, DraftCost(0.3, 0.3, 0.3)), SHAPES)
-    bad = replay(["0" * 600], policy.costs, rows=1, policy=policy, is_free=False)
-    assert 0 < sum(bad.chosen[1:]) < 0.1 * sum(bad.chosen)
-    fresh = WidthPolicy(policy.costs, SHAPES)
-    both = replay([bad_then_good], policy.costs, rows=1, policy=fresh, is_free=False)
-    assert sum(both.chosen[1:]) > 100, "it noticed that drafts had become good"
+def test_the_same_rounds_are_chosen_the_same_way_again():
+    traces, costs = load_traces("ngram"), measured_costs(drafts=False)
+    first, second = (replay(traces, costs, rows=4, policy=WidthPolicy(costs, SHAPES)) for _ in range(2))
+    assert first == second and sum(count > 0 for count in first.chosen) > 2
 
 
-def test_trying_costs_its_share_of_the_time_and_no_more():
-    costs = CostTable(LINEAR.step_s, {rows: DraftCost(1.0, 1.0, 1.0) for rows in SHAPES.row_buckets})
-    never_right = "0" * 5000
-    plain = replay([never_right], costs, rows=1, fixed=0, is_free=False)
-    policy = replay([never_right], costs, rows=1, policy=WidthPolicy(costs, SHAPES), is_free=False)
-    assert policy.seconds_per_token / plain.seconds_per_token - 1.0 < 2 * PROBE_SHARE
+@pytest.mark.parametrize("num_rows", [1, 3, 8])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.6, 0.9, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.06, 0.5])
+def test_the_best_of_the_numbers_that_fill_a_width_is_chosen(num_rows, rate, share):
+    costs = costs_of(share, DraftCost(0.1, 0.05))
+    rows = [row(rate=rate) for _ in range(num_rows)]
+    bucket = SHAPES.row_bucket(num_rows)
+    tokens = [num_rows * sum(rate**place for place in range(g + 1)) for g in range(8)]
+    per_s = {width - 1: tokens[width - 1] / costs.round_s(bucket, width, width - 1) for width in SHAPES.step_widths}
+    assert per_s[choose_width(rows, costs, SHAPES).num_draft_tokens] == pytest.approx(max(per_s.values()))
 
 
-def test_the_choice_is_the_same_for_the_same_observations():
-    runs = []
-    for _ in range(2):
-        policy = WidthPolicy(CostTable.assumed(SHAPES), SHAPES)
-        runs.append(replay(["0123456710" * 30], policy.costs, rows=2, policy=policy, is_free=True).chosen)
-    assert runs[0] == runs[1] and len(runs[0]) == MAX_AUTO_DRAFT_TOKENS + 1
+@pytest.mark.parametrize(("limits", "allowed"), [([0, 0], {0}), ([2, 0], {2}), ([4, 4], {4}), ([7, 1], {7})])
+def test_no_more_is_chosen_than_any_row_can_have(limits, allowed):
+    rows = [row(limit, rate=1.0) for limit in limits]
+    assert choose_width(rows, costs_of(0.0), SHAPES).num_draft_tokens in allowed
+
+
+def test_a_row_with_its_own_number_keeps_it_and_others_use_the_width_it_pays_for():
+    fixed = row(5, rate=0.0, is_fixed=True)
+    costs = costs_of(0.5)
+    assert choose_width([row(rate=0.3), row(rate=0.3)], costs, SHAPES).num_draft_tokens == 0
+    chosen = choose_width([row(rate=0.3), fixed], costs, SHAPES).num_draft_tokens
+    assert chosen == 5 and fixed.num_drafted(chosen) == fixed.num_drafted(0) == 5
+    off = row(0, is_fixed=True)
+    assert [off.num_drafted(g) for g in range(8)] == [0] * 8
+    assert choose_width([off], costs, SHAPES, purse=9.0) == (0, 1.0, 0.0)
+
+
+def test_a_row_with_good_drafts_does_not_make_many_others_slow():
+    costs = costs_of(0.1)
+    assert choose_width([row(rate=0.95)], costs, SHAPES).num_draft_tokens == 7
+    others = [row(rate=0.05) for _ in range(7)]
+    assert choose_width([row(rate=0.95), *others], costs, SHAPES).num_draft_tokens == 0
+
+
+def test_a_long_way_to_catch_up_must_be_paid_for_by_what_is_left():
+    costs = costs_of(0.0, DraftCost(0.1, 0.1, 1.0))
+    assert choose_width([row(rate=0.8)], costs, SHAPES).num_draft_tokens > 0
+    assert choose_width([row(rate=0.8, lag_chunks=30, num_remaining=10)], costs, SHAPES).num_draft_tokens == 0
+    assert choose_width([row(rate=0.8, lag_chunks=30, num_remaining=1000)], costs, SHAPES).num_draft_tokens > 0
+
+
+def test_trying_again_takes_little_time_and_goes_on():
+    costs = costs_of(0.3, DraftCost(0.3, 0.3))
+    traces = [made_up_trace(lambda request, position: 0.0, 0, num_tokens=6000)]
+    result = replay(traces, costs, rows=1, policy=WidthPolicy(costs, SHAPES), is_free=False)
+    lost = result.seconds / 6000 - 1.0
+    assert 0.5 * PROBE_SHARE < lost < 2 * PROBE_SHARE
+
+
+def test_a_draft_that_gets_good_is_found():
+    costs = costs_of(0.06, DraftCost(0.2, 0.2))
+    policy, tracker = WidthPolicy(costs, SHAPES), AcceptanceTracker()
+    chosen = []
+    for step in range(1000):
+        g = policy.choose([policy.outlook(tracker, 7, num_remaining=1000)])
+        policy.observe(tracker, g, 0 if step < 500 else g)
+        chosen.append(g)
+    assert sum(g > 0 for g in chosen[100:500]) < 60
+    assert all(g >= 5 for g in chosen[700:])
+
+
+def test_what_all_rows_did_is_where_a_new_row_starts_and_its_own_drafts_outweigh_it():
+    policy = WidthPolicy(costs_of(0.3, DraftCost(0.3, 0.3)), SHAPES)
+    hopeful = policy.outlook(AcceptanceTracker(), 7)
+    for _ in range(50):
+        policy.observe(AcceptanceTracker(), 7, 0)
+    new = policy.outlook(AcceptanceTracker(), 7)
+    assert new.first.mean < 0.1 < hopeful.first.mean
+    good = AcceptanceTracker()
+    for _ in range(20):
+        policy.observe(good, 7, 7)
+    assert policy.outlook(good, 7).first.mean > 0.8
+
+
+def test_old_drafts_are_forgotten():
+    tracker = AcceptanceTracker(memory=16.0)
+    for _ in range(100):
+        tracker.observe(3, 3)
+    assert tracker.first.estimate(0.5).mean > 0.85
+    for _ in range(32):
+        tracker.observe(3, 0)
+    assert tracker.first.estimate(0.5).mean < 0.25
+    worn, error = tracker.first.estimate(0.5)
+    for _ in range(2000):
+        tracker.observe(0, 0)
+    idle = tracker.first.estimate(0.5)
+    assert idle.mean == pytest.approx(0.5) and idle.error > error and worn < 0.25
+
+
+@pytest.mark.parametrize(
+    ("drafted", "accepted", "first", "following"),
+    [
+        (0, 0, (0, 0), (0, 0)),
+        (3, 0, (0, 1), (0, 0)),
+        (3, 1, (1, 1), (0, 1)),
+        (3, 3, (1, 1), (2, 2)),
+        (1, 1, (1, 1), (0, 0)),
+    ],
+)
+def test_a_token_after_a_wrong_one_says_nothing(drafted, accepted, first, following):
+    tracker, prior = AcceptanceTracker(), 0.5
+    tracker.observe(drafted, accepted)
+    for rate, (right, known) in ((tracker.first, first), (tracker.following, following)):
+        assert rate.estimate(prior).mean == pytest.approx((right + 4 * prior) / (known + 4))
 
 
 @pytest.mark.parametrize(
     ("draft", "block", "expected"),
     [
         ([], [5], (0, 0)),
-        ([5, 6, 7], [5, 6, 7, 8], (3, 3)),
-        ([5, 6, 7], [5, 9], (2, 1)),
-        ([5, 6, 7], [4], (1, 0)),
         ([5, 6, 7], [5], (1, 1)),
+        ([5, 6, 7], [4], (1, 0)),
+        ([5, 6, 7], [5, 9], (2, 1)),
+        ([5, 6], [5, 6, 9], (2, 2)),
     ],
 )
-def test_a_block_shows_the_truth_of_a_draft_as_far_as_it_goes(draft, block, expected):
+def test_a_block_shows_the_truth_of_as_many_draft_tokens_as_it_has(draft, block, expected):
     assert shown(draft, block) == expected
 
 
-def test_rates_follow_what_was_seen_and_forget_what_is_old():
-    tracker = AcceptanceTracker()
-    for _ in range(200):
-        tracker.observe(3, 3)
-    assert tracker.first.estimate(0.0).mean > 0.85
-    for _ in range(100):
-        tracker.observe(3, 0)
-    assert tracker.first.estimate(1.0).mean < 0.2
-    assert tracker.following.estimate(0.5).mean > 0.0
+def test_a_free_draft_that_was_not_verified_is_learnt_from():
+    policy, tracker = WidthPolicy(costs_of(1.0), SHAPES), AcceptanceTracker()
+    for _ in range(30):
+        policy.observe(tracker, 1, 1)
+    assert policy.outlook(tracker, 7).first.mean > 0.9
