@@ -96,7 +96,7 @@ def test_a_dear_step_is_kept_narrow_and_a_cheap_one_is_not():
 
 @pytest.mark.parametrize("is_free", [False, True])
 def test_a_row_with_a_number_of_its_own_keeps_it_beside_rows_that_leave_it_open(is_free):
-    engine, _ = auto(lambda name, step: 99 if name == "open" else 0, cost=0.02, is_free=is_free)
+    engine, _ = auto(lambda name, step: 99 if name == "open" else 0, cost=0.005, is_free=is_free)
     rows = [ask(f"{own}", [own, 5], max_new_tokens=60, num_draft_tokens=own) for own in (0, 2)]
     rows.append(ask("open", [9, 5], max_new_tokens=60))
     none, two, free = run(engine, rows)
