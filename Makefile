@@ -18,7 +18,7 @@ serve: $(VENV)/.installed model ## serve SmolLM2-135M-Instruct on http://127.0.0
 	$(BIN)/litspec serve --config serve/smollm2-135m $(ARGS)
 
 test: $(VENV)/.installed-test model ## run the tests, all but the slow ones
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile $(ARGS)
 
 check: $(VENV)/.installed-test ## lint, formatting, types and the import rule
 	$(BIN)/ruff check .

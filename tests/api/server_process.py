@@ -8,8 +8,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,22 @@ class ServerProcess:
 
     def ask(self, timeout: float = 60.0, **body: Any) -> httpx.Response:
         return httpx.post(f"{self.url}/predict", json=body, timeout=timeout)
+
+    def begin(self, pool: Executor, **body: Any) -> Future[str]:
+        """Ask for a stream, wait for its first piece, and return what it will have been in the end."""
+        has_begun = threading.Event()
+
+        def read() -> str:
+            with httpx.stream("POST", f"{self.url}/predict", json={**body, "stream": True}, timeout=60.0) as response:
+                pieces = []
+                for piece in response.iter_text():
+                    pieces.append(piece)
+                    has_begun.set()
+                return "".join(pieces)
+
+        text = pool.submit(read)
+        assert has_begun.wait(60.0)
+        return text
 
     def family(self) -> set[int]:
         """Return the pids of the server and all its descendants."""

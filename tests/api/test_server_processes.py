@@ -26,12 +26,12 @@ def test_a_stop_signal_lets_requests_finish_and_leaves_no_process(tmp_path: Path
         server.wait_until_ready()
         family = server.family()
         plain = pool.submit(server.ask, prompt="running", max_new_tokens=75)
-        stream = pool.submit(server.ask, prompt="running", max_new_tokens=75, stream=True)
-        time.sleep(0.5)
+        time.sleep(0.3)
+        stream = server.begin(pool, prompt="running", max_new_tokens=75)
         assert server.stop(signum, whole_group=whole_group) == 0
         assert wait_until_gone(family) == set()
         assert plain.result().json()["completion_tokens"] == 75
-        assert stream.result().text.endswith("data: [DONE]\n\n")
+        assert stream.result().endswith("data: [DONE]\n\n")
         assert "Traceback" not in server.output
         assert "litspec: error" not in server.output
 
