@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from litspec.draft import DraftCost, Proposer
@@ -20,11 +21,13 @@ from litspec.draft.steps import sampling_of
 from litspec.draft.timing import least_seconds
 from litspec.engine.speculative import Target
 from litspec.kvcache import KVCache
-from litspec.model.decode import sample_shortlisted
+from litspec.model.decode import Sampling, sample_shortlisted
 from litspec.model.window import Shapes, pack_window
 
 TOKEN_SHARE = 0.06
 """What each further token of a step is taken to cost, in plain steps of one row."""
+NOISE_POSITIONS = 4
+"""Positions of the window at which noise is timed."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +37,12 @@ class CostTable:
     Attributes:
         step_s: what a target step costs; only ratios matter to who decides by it.
         draft: what drafting costs; a bucket that is missing drafts for nothing.
+        noise_s: what a token that is drawn with noise costs beyond a greedy one, at each position of a window.
     """
 
     step_s: Mapping[tuple[int, int], float]
     draft: Mapping[int, DraftCost] = field(default_factory=dict)
+    noise_s: float = 0.0
 
     @classmethod
     def assumed(cls, shapes: Shapes, draft: DraftCost | None = None) -> CostTable:
@@ -109,7 +114,7 @@ def measure_costs(
                 _between(rows, least, most, step_s[least, w], step_s[most, w]) for w in (narrowest, widest)
             )
             step_s[rows, width] = _between(width, narrowest, widest, narrow_s, wide_s)
-    return CostTable(smooth(step_s), draft)
+    return CostTable(smooth(step_s), draft, _time_noise(target))
 
 
 def _between(at: int, low: int, high: int, low_s: float, high_s: float) -> float:
@@ -130,6 +135,18 @@ def smooth(step_s: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], flo
     for rows, width in sorted(smoothed, reverse=True):
         smoothed[rows, width] = min(s for (r, w), s in smoothed.items() if r >= rows and w >= width)
     return smoothed
+
+
+def _time_noise(target: Target) -> float:
+    """Return the seconds that noise over the whole vocabulary takes for one token."""
+    logits_BTV = torch.zeros(1, NOISE_POSITIONS, target.vocab_size, device=target.device)
+    positions_BT = torch.arange(1, NOISE_POSITIONS + 1, device=target.device)[None]
+
+    def seconds(temperature: float) -> float:
+        sampling = Sampling.of([temperature], [None], [1.0], [0], device=target.device)
+        return least_seconds(lambda: sample_shortlisted(logits_BTV, positions_BT, sampling), num_tries=3)
+
+    return max(0.0, seconds(1.0) - seconds(0.0)) / NOISE_POSITIONS
 
 
 def _time_step(target: Target, cache: KVCache, rows: int, width: int) -> float:

@@ -15,6 +15,7 @@ from litspec.engine.acceptance import AcceptanceTracker, RowOutlook, shown
 from litspec.engine.costs import CostTable
 from litspec.engine.policy import WidthPolicy
 from litspec.engine.request import Request
+from litspec.model.decode import GREEDY_BELOW
 from litspec.model.window import Shapes
 
 LIKELY_DRAFT_COST = DraftCost(0.3, 0.3, 1.0)
@@ -103,6 +104,7 @@ class Drafter:
                 is_fixed=request.params.num_draft_tokens is not None,
                 lag_chunks=self._proposer.lag(request),
                 num_remaining=request.num_remaining,
+                is_sampled=request.params.temperature >= GREEDY_BELOW,
             )
             for request, limit in zip(requests, limits, strict=True)
         ]

@@ -66,6 +66,7 @@ class WidthPolicy:
         is_fixed: bool = False,
         lag_chunks: int = 0,
         num_remaining: int = 64,
+        is_sampled: bool = False,
     ) -> RowOutlook:
         """Return what a row can expect of the next round; see `RowOutlook`."""
         first = self._all_rows.first.estimate(PRIOR_FIRST).mean
@@ -77,6 +78,7 @@ class WidthPolicy:
             is_fixed=is_fixed,
             lag_chunks=lag_chunks,
             num_remaining=num_remaining,
+            is_sampled=is_sampled,
         )
 
     def choose(self, rows: Sequence[RowOutlook]) -> int:
@@ -129,7 +131,8 @@ def _round_s(
 ) -> float:
     """Return what a round costs; catching up is spread over the rounds that are left to pay for it."""
     drafted = max(row.num_drafted(num_draft_tokens) for row in rows)
-    seconds = costs.round_s(bucket, shapes.step_width(drafted + 1), drafted)
+    width = shapes.step_width(drafted + 1)
+    seconds = costs.round_s(bucket, width, drafted) + sum(row.is_sampled for row in rows) * width * costs.noise_s
     chunks = sum(row.lag_chunks for row in rows if row.num_drafted(num_draft_tokens))
     if chunks:
         num_rounds = max(1.0, sum(row.num_remaining for row in rows) / (len(rows) * tokens))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 
 import pytest
+import torch
 
 from litspec.draft import DraftCost, EarlyExitProposer, ModelProposer, NgramProposer
 from litspec.engine.costs import CostTable, measure_costs, smooth
 from litspec.model.window import Shapes
 from tests.engine.scripted import ScriptedTarget, Spy
-from tests.engine.support import tiny_model
+from tests.engine.support import make_engine, tiny_model
 
 SHAPES = Shapes((1, 3), (1, 2, 5), (4,))
 TRUE_S = {(rows, width): 0.01 + 0.002 * rows * width for rows in (1, 2, 4, 8) for width in (1, 2, 3, 4, 6, 8)}
@@ -109,3 +110,9 @@ def test_an_assumed_table_has_every_step_and_grows():
     assert costs.step_s[1, 1] == 1.0 < costs.step_s[1, 2] < costs.step_s[1, 5] < costs.step_s[3, 5]
     assert costs.draft[1] == DraftCost(0.3, 0.2, 0.5) and costs.draft[3].first_s > 0.3
     assert CostTable.assumed(SHAPES).round_s(1, 5, 4) == costs.step_s[1, 5]
+
+
+def test_noise_over_the_vocabulary_is_timed():
+    engine = make_engine(num_draft_tokens=3, draft="ngram", slots=2)
+    with torch.inference_mode():
+        assert measure_costs(engine.target, engine.cache, engine.shapes, engine.proposer).noise_s > 0

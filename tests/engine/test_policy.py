@@ -29,6 +29,14 @@ def row(limit: int = 7, rate: float = 0.5, **more) -> RowOutlook:
     return RowOutlook(limit, certain, certain, **more)
 
 
+def test_noise_costs_at_every_position_and_only_where_a_row_samples():
+    costs = CostTable(costs_of(0.01).step_s, noise_s=0.3)
+    greedy, sampled = row(rate=0.6), row(rate=0.6, is_sampled=True)
+    assert (
+        choose_width([sampled], costs, SHAPES).num_draft_tokens < choose_width([greedy], costs, SHAPES).num_draft_tokens
+    )
+
+
 @pytest.mark.parametrize("case", list(recorded_cases()), ids=lambda case: case.name)
 def test_regret_on_recorded_traces_with_the_measured_costs(case):
     found, best, _ = regret(case.traces, case.costs, rows=case.rows, is_free=case.is_free)
