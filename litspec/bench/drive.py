@@ -1,7 +1,11 @@
-"""Steps an engine under a load and notes when tokens came; the one place of the load scenario that reads a clock.
+"""Steps engines under a load and notes when tokens came; the one place of the load scenario that reads a clock.
 
 No server and no thread stands between: what is measured is the engine. A token's moment is the end of the step that
 emitted it, so tokens of one round came at once and the next gap is a whole round.
+
+Several loads run side by side, a step at a time, each on an engine of its own and in a time of its own: it passes while
+that load is served, and stands still while others are. A machine that is shared is slow for seconds and then fast
+again; so all of them meet the same of it.
 """
 
 from __future__ import annotations
@@ -16,25 +20,6 @@ from litspec.engine.emission import Emission
 from litspec.engine.request import Completion, Request
 
 
-class Clock(Protocol):
-    """Tells the time, and waits."""
-
-    def now(self) -> float: ...  # noqa: D102
-    def sleep(self, seconds: float) -> None: ...  # noqa: D102
-
-
-class MonotonicClock:
-    """The clock that requests note their arrival with."""
-
-    def now(self) -> float:
-        """Return seconds."""
-        return time.monotonic()
-
-    def sleep(self, seconds: float) -> None:
-        """Wait."""
-        time.sleep(seconds)
-
-
 class Steppable(Protocol):
     """What a load needs of an engine."""
 
@@ -45,7 +30,7 @@ class Steppable(Protocol):
 
 @dataclass
 class Timeline:
-    """When one request was due and when its tokens came, in seconds of the clock; `counts[i]` came at `times_s[i]`."""
+    """When one request was due and when its tokens came, in seconds of its load; `counts[i]` came at `times_s[i]`."""
 
     due_s: float
     times_s: list[float] = field(default_factory=list)
@@ -75,7 +60,7 @@ class Run:
 
     Attributes:
         timelines: its requests, in order.
-        seconds: from start to end.
+        seconds: from start to end, in the load's own time.
         mean_in_flight: requests that waited or ran, averaged over time.
         decode_s: seconds of the steps in which no prompt was read.
         decode_tokens: tokens that these brought.
@@ -110,75 +95,117 @@ class Run:
         return sum(length * count for length, count in rounds if length is not None) / total if total else None
 
 
-def drive(
-    engine: Steppable,
-    make_request: Callable[[int], Request],
-    num_requests: int,
-    arrivals: Arrivals,
-    *,
-    clock: Clock | None = None,
-) -> Run:
-    """Send requests as they are due and step the engine until all have ended.
+class Load:
+    """One load on its way, on an engine of its own.
 
     Args:
-        engine: idle; whatever happens, it is left idle.
+        engine: idle.
         make_request: makes request i, whose id no other one has.
         num_requests: how many to send.
         arrivals: when each is due.
-        clock: the time; tests bring their own.
+        now: the time in seconds; tests bring their own.
 
-    Raises:
-        RuntimeError: a request ended with an error, so that nothing was measured.
+    Attributes:
+        elapsed_s: its own time since it began: that of its steps, and of the waits between arrivals, which are skipped.
     """
-    clock = clock or MonotonicClock()
-    timelines: list[Timeline] = []
-    in_flight: dict[str, Timeline] = {}
-    busy_s = decode_s = 0.0
-    decode_tokens = 0
-    start_s = now_s = clock.now()
+
+    def __init__(
+        self,
+        engine: Steppable,
+        make_request: Callable[[int], Request],
+        num_requests: int,
+        arrivals: Arrivals,
+        *,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.elapsed_s = 0.0
+        self._engine, self._make_request = engine, make_request
+        self._num_requests, self._arrivals = num_requests, arrivals
+        self._now = now
+        self._timelines: list[Timeline] = []
+        self._in_flight: dict[str, Timeline] = {}
+        self._busy_s = self._decode_s = 0.0
+        self._decode_tokens = 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all requests have been answered."""
+        return len(self._timelines) == self._num_requests and not self._in_flight
+
+    def advance(self) -> None:
+        """Send what is due and step once; where nothing runs, skip to the next arrival.
+
+        Raises:
+            RuntimeError: a request ended with an error, so that nothing was measured.
+        """
+        wait_s = self._send()
+        if not self._in_flight:
+            assert wait_s is not None, "nothing is in flight that the next request could wait for"
+            self.elapsed_s += wait_s
+            return
+        num_in_flight = len(self._in_flight)
+        reads_prompts = any(not timeline.times_s for timeline in self._in_flight.values())
+        started_s = self._now()
+        emissions = self._engine.step()
+        step_s = self._now() - started_s
+        self.elapsed_s += step_s
+        self._busy_s += num_in_flight * step_s
+        if not reads_prompts:
+            self._decode_s += step_s
+            self._decode_tokens += sum(len(emission.token_ids) for emission in emissions)
+        for emission in emissions:
+            self._note(emission)
+
+    def finish(self) -> Run:
+        """Return what happened."""
+        assert self.is_done
+        mean_in_flight = self._busy_s / self.elapsed_s if self.elapsed_s > 0 else 0.0
+        return Run(self._timelines, self.elapsed_s, mean_in_flight, self._decode_s, self._decode_tokens)
+
+    def abort(self) -> None:
+        """Leave the engine idle."""
+        for request_id in self._in_flight:
+            self._engine.abort(request_id)
+        self._in_flight.clear()
+
+    def _send(self) -> float | None:
+        """Send what is due; return how long the next one must wait, None where it waits for another's end."""
+        while len(self._timelines) < self._num_requests:
+            index = len(self._timelines)
+            wait_s = self._arrivals.wait_s(index, len(self._in_flight), self.elapsed_s)
+            if wait_s != 0.0:
+                return wait_s
+            started_s = self._now()
+            request = self._make_request(index)
+            timeline = Timeline(self._arrivals.due_s(index, self.elapsed_s))
+            self._timelines.append(timeline)
+            self._in_flight[request.id] = timeline
+            self._engine.add_request(request)
+            self.elapsed_s += self._now() - started_s
+        return None
+
+    def _note(self, emission: Emission) -> None:
+        timeline = self._in_flight[emission.request.id]
+        if emission.token_ids:
+            timeline.times_s.append(self.elapsed_s)
+            timeline.counts.append(len(emission.token_ids))
+        if emission.completion is not None:
+            timeline.completion = emission.completion
+            del self._in_flight[emission.request.id]
+            if emission.completion.finish_reason not in ("stop", "length"):
+                reason = emission.completion.error or emission.completion.finish_reason
+                raise RuntimeError(f"request {emission.request.id} was not answered: {reason}")
+
+
+def drive(loads: Sequence[Load]) -> list[Run]:
+    """Serve loads side by side: always a step of the one that has had the least time.
+
+    Whatever happens, the engines are left idle.
+    """
     try:
-        while len(timelines) < num_requests or in_flight:
-            wait_s = None
-            while len(timelines) < num_requests:
-                wait_s = arrivals.wait_s(len(timelines), len(in_flight), now_s - start_s)
-                if wait_s != 0.0:
-                    break
-                request = make_request(len(timelines))
-                request.arrival_s = start_s + arrivals.due_s(len(timelines), now_s - start_s)
-                timelines.append(Timeline(request.arrival_s))
-                in_flight[request.id] = timelines[-1]
-                engine.add_request(request)
-                now_s = clock.now()
-            if not in_flight:
-                assert wait_s is not None, "nothing is in flight that the next request could wait for"
-                clock.sleep(wait_s)
-                now_s = clock.now()
-                continue
-            num_in_flight, before_s = len(in_flight), now_s
-            reads_prompts = any(not timeline.times_s for timeline in in_flight.values())
-            emissions = engine.step()
-            now_s = clock.now()
-            busy_s += num_in_flight * (now_s - before_s)
-            if not reads_prompts:
-                decode_s += now_s - before_s
-                decode_tokens += sum(len(emission.token_ids) for emission in emissions)
-            for emission in emissions:
-                _note(emission, in_flight, now_s)
+        while waiting := [load for load in loads if not load.is_done]:
+            min(waiting, key=lambda load: load.elapsed_s).advance()
     finally:
-        for request_id in in_flight:
-            engine.abort(request_id)
-    seconds = now_s - start_s
-    return Run(timelines, seconds, busy_s / seconds if seconds > 0 else 0.0, decode_s, decode_tokens)
-
-
-def _note(emission: Emission, in_flight: dict[str, Timeline], now_s: float) -> None:
-    timeline = in_flight[emission.request.id]
-    if emission.token_ids:
-        timeline.times_s.append(now_s)
-        timeline.counts.append(len(emission.token_ids))
-    if emission.completion is not None:
-        timeline.completion = emission.completion
-        del in_flight[emission.request.id]
-        if emission.completion.finish_reason not in ("stop", "length"):
-            reason = emission.completion.error or emission.completion.finish_reason
-            raise RuntimeError(f"request {emission.request.id} was not answered: {reason}")
+        for load in loads:
+            load.abort()
+    return [load.finish() for load in loads]

@@ -1,7 +1,7 @@
 """From runs to figures: medians, percentiles and paired ratios. Pure arithmetic; no model, no clock.
 
-A pair is two arms in the same repeat, close in time, so that what drifts on the machine meets both alike; a ratio is
-the median of the pairs' own ratios.
+A pair is two arms in the same repeat, which ran side by side, so that what drifts on the machine met both alike; a
+ratio is the median of the pairs' own ratios.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ArmFigures:
     """One arm at one level; times are over all requests of all repeats, the rest are medians over the repeats.
 
     Attributes:
-        tokens_per_s: output tokens a second of wall clock, prompts included in the time.
+        tokens_per_s: output tokens a second of the arm's own time, prompts included in it.
         decode_tokens_per_s: the same of the steps in which no prompt was read, which are all that the arms differ in.
         runs: tokens_per_s of each repeat.
         decode_runs: decode_tokens_per_s of each repeat.

@@ -1,26 +1,27 @@
 """How long rows that decode are held up while a long prompt is read.
 
 The engine feeds a prompt in chunks and lets every decoding row have its round after each, so two moments at which a row
-is brought tokens should lie no further apart than one chunk and one round take. What these take is measured beside it:
-the chunks while the prompt is read alone, the rounds before it arrives. Times move with the machine; the number of
-steps that brought a row nothing does not, and is 0 where the bound holds.
+is brought tokens should lie no further apart than one chunk and one round take. What these take is what the engine
+counted for each while the prompt was read. Times move with the machine; the number of steps that brought a row nothing
+does not, and is 0 where the bound holds.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from litspec.bench.drive import Clock, MonotonicClock
 from litspec.bench.traffic import Question
 from litspec.bench.workload import AUTO, Workload
 from litspec.engine.params import SamplingParams
 
 if TYPE_CHECKING:
     from litspec.api.llm import LLM
+    from litspec.engine.engine import Engine
     from litspec.engine.request import Request
 
 ROUNDS_BEFORE = 12
@@ -36,9 +37,10 @@ class GapRun:
     Attributes:
         longest_gap_s: between two moments at which one row was brought tokens, from the prompt's arrival on.
         longest_gap_before_s: the same before it.
-        median_round_s, longest_round_s: rounds of the rows alone, before it.
-        longest_chunk_s: the slowest chunk of the same prompt when it is read alone.
-        num_chunks: the steps in which it was read beside the rows.
+        median_round_s: a round of the rows alone, before it.
+        longest_round_s: the slowest round from its arrival on.
+        longest_chunk_s: the slowest chunk of it.
+        num_chunks: the steps in which it was read.
         empty_steps: the most steps in a row that brought some row nothing.
     """
 
@@ -52,7 +54,7 @@ class GapRun:
 
     @property
     def bound_s(self) -> float:
-        """One chunk and one round."""
+        """The slowest chunk and the slowest round."""
         return self.longest_chunk_s + self.longest_round_s
 
 
@@ -92,61 +94,47 @@ class GapFigures:
         }
 
 
-def measure_gap(
-    llm: LLM, workload: Workload, questions: Sequence[Question], *, clock: Clock | None = None
-) -> GapFigures | None:
+def measure_gap(llm: LLM, workload: Workload, questions: Sequence[Question]) -> GapFigures | None:
     """Have rows decode and a long prompt arrive, a few times; None where the workload leaves it out.
 
     The prompt is random token ids, cut to what fits the context.
     """
     if not workload.gap_rows:
         return None
-    clock = clock or MonotonicClock()
     random = Random(workload.seed)
     num_tokens = max(1, min(workload.gap_prompt_tokens, llm.max_seq_length - 16))
     runs = []
     for _ in range(min(workload.repeats, MAX_RUNS)):
         # Each prompt is new, so that nothing of it is in the cache already.
-        alone, beside = ([random.randrange(llm.engine.target.vocab_size) for _ in range(num_tokens)] for _ in range(2))
-        chunks_s = _read_alone(llm, alone, clock)
-        runs.append(_watch(llm, workload.gap_rows, questions, beside, max(chunks_s), clock))
+        prompt_ids = [random.randrange(llm.engine.target.vocab_size) for _ in range(num_tokens)]
+        runs.append(_watch(llm, workload.gap_rows, questions, prompt_ids))
     return GapFigures(workload.gap_rows, num_tokens, runs)
 
 
-def _read_alone(llm: LLM, prompt_ids: list[int], clock: Clock) -> list[float]:
-    """Return the seconds of each step that reads a prompt."""
-    request = llm.prepare(prompt_ids, SamplingParams(max_new_tokens=1, temperature=0.0))
-    llm.engine.add_request(request)
-    seconds = []
-    while llm.engine.has_active_requests():
-        before_s = clock.now()
-        llm.engine.step()
-        seconds.append(clock.now() - before_s)
-    return seconds
-
-
 class _Watch:
-    """Steps an engine and notes when each row was last brought tokens."""
+    """Steps an engine and notes when each row was last brought tokens, and what chunks and rounds took."""
 
-    def __init__(self, llm: LLM, rows: Sequence[Request], clock: Clock) -> None:
-        self._engine = llm.engine
-        self._clock = clock
-        self._last_s = dict.fromkeys((row.id for row in rows), clock.now())
+    def __init__(self, engine: Engine, rows: Sequence[Request]) -> None:
+        self._engine = engine
+        self._last_s = dict.fromkeys((row.id for row in rows), time.monotonic())
         self._empty = dict.fromkeys(self._last_s, 0)
         self.forget()
 
     def forget(self) -> None:
-        """Start anew what is noted about gaps, but for the moments themselves."""
+        """Start anew what is noted, but for when each row was last brought tokens."""
         self.longest_gap_s = 0.0
         self.most_empty = 0
-        self.steps_s: list[float] = []
+        self.chunks_s: list[float] = []
+        self.rounds_s: list[float] = []
 
     def step(self) -> None:
         """Step once."""
-        before_s = self._clock.now()
+        stats = self._engine.stats
+        before = stats.prefill_s, stats.draft_s + stats.target_s
         emissions = self._engine.step()
-        now_s = self._clock.now()
-        self.steps_s.append(now_s - before_s)
+        now_s = time.monotonic()
+        self.chunks_s.append(stats.prefill_s - before[0])
+        self.rounds_s.append(stats.draft_s + stats.target_s - before[1])
         served = {emission.request.id for emission in emissions if emission.token_ids}
         ended = {emission.request.id for emission in emissions if emission.completion is not None}
         for row_id, last_s in list(self._last_s.items()):
@@ -159,9 +147,7 @@ class _Watch:
                 del self._last_s[row_id]
 
 
-def _watch(
-    llm: LLM, num_rows: int, questions: Sequence[Question], prompt_ids: list[int], longest_chunk_s: float, clock: Clock
-) -> GapRun:
+def _watch(llm: LLM, num_rows: int, questions: Sequence[Question], prompt_ids: list[int]) -> GapRun:
     engine = llm.engine
     room = llm.max_seq_length
     rows = []
@@ -175,15 +161,15 @@ def _watch(
     try:
         while any(row.is_prefilling for row in rows):
             engine.step()
-        watch = _Watch(llm, rows, clock)
+        watch = _Watch(engine, rows)
         for _ in range(ROUNDS_BEFORE):
             watch.step()
-        rounds_s, gap_before_s = watch.steps_s, watch.longest_gap_s
+        median_round_s, gap_before_s = median(watch.rounds_s), watch.longest_gap_s
         watch.forget()
         engine.add_request(arriving)
         while arriving.is_prefilling:
             watch.step()
-        num_chunks = len(watch.steps_s)
+        num_chunks = len(watch.chunks_s)
         for _ in range(ROUNDS_AFTER):
             watch.step()
     finally:
@@ -192,9 +178,9 @@ def _watch(
     return GapRun(
         longest_gap_s=watch.longest_gap_s,
         longest_gap_before_s=gap_before_s,
-        median_round_s=median(rounds_s),
-        longest_round_s=max(rounds_s),
-        longest_chunk_s=longest_chunk_s,
+        median_round_s=median_round_s,
+        longest_round_s=max(watch.rounds_s),
+        longest_chunk_s=max(watch.chunks_s),
         num_chunks=num_chunks,
         empty_steps=watch.most_empty,
     )

@@ -1,23 +1,24 @@
 """The scenario `load`: many requests at once, and what the choice of draft tokens is worth under them.
 
-One model is loaded; the arms differ in the `num_draft_tokens` of their requests alone. They answer the same questions
-in turns, level by level, and their order changes with every repeat, so that what drifts on the machine meets all alike.
-What counts is wall clock from the first request to the last token, prompts included; since reading prompts is the same
-work in every arm and hides what they differ in, the steps in which none is read are also counted by themselves.
+One model is loaded; the arms differ in the `num_draft_tokens` of their requests alone. Each has an engine of its own,
+and they answer the same questions side by side, a step at a time (bench/drive.py), so that what drifts on the machine
+meets all alike. What counts is wall clock from the first request to the last token while the arm had the machine,
+prompts included; since reading prompts is the same work in every arm and hides what they differ in, the steps in which
+none is read are also counted by themselves.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from litspec.api.config import EngineConfig
 from litspec.api.progress import show_progress
 from litspec.bench.decode import describe_machine
-from litspec.bench.drive import Run, drive
+from litspec.bench.drive import Load, Run, drive
 from litspec.bench.figures import ArmFigures, LevelFigures
 from litspec.bench.gap import GapFigures, measure_gap
 from litspec.bench.ties import Answer, Sameness, compare
@@ -27,6 +28,7 @@ from litspec.engine.request import Request
 
 if TYPE_CHECKING:
     from litspec.api.llm import LLM
+    from litspec.engine.engine import Engine
     from litspec.model.compile import CompiledGPT
 
 Runs = dict[tuple[int, Arm], list[Run]]
@@ -94,9 +96,11 @@ def measure_load(workload: Workload, config: EngineConfig) -> LoadReport:
     with LLM.load(config.model, **config.load_options()) as llm:
         settings = {**asdict(config), "dtype": llm.describe()["dtype"], "max_seq_length": llm.max_seq_length}
         questions = plan_questions(llm, workload, max(level.num_requests for level in levels))
-        _run_arm(llm, replace(levels[0], num_requests=1), questions, workload.arms[0], "warm-up")
-        with show_progress(len(levels) * len(workload.arms) * workload.repeats, "load") as advance:
-            runs = take_turns(llm, workload, levels, questions, advance)
+        engines: dict[Arm, Engine] = {arm: llm.engine if arm == AUTO else llm.engine.twin() for arm in workload.arms}
+        first = replace(levels[0], num_requests=1)
+        drive([_load(llm, engine, first, questions, arm, "warm-up") for arm, engine in engines.items()])
+        with show_progress(len(levels) * workload.repeats, "load") as advance:
+            runs = take_turns(llm, engines, workload, levels, questions, advance)
         gap = measure_gap(llm, workload, questions)
         sameness = compare(
             cast("CompiledGPT", llm.engine.target).gpt, questions, list_answers(levels, runs, workload.repeats)
@@ -112,20 +116,22 @@ def measure_load(workload: Workload, config: EngineConfig) -> LoadReport:
 
 def take_turns(
     llm: LLM,
+    engines: Mapping[Arm, Engine],
     workload: Workload,
     levels: Sequence[Level],
     questions: Sequence[Question],
     advance: Callable[[], None] = lambda: None,
 ) -> Runs:
-    """Run every arm at every level, once a repeat; after the first repeat, say how long all of them will take."""
-    runs: Runs = {(index, arm): [] for index in range(len(levels)) for arm in workload.arms}
+    """Run all arms at every level, once a repeat; after the first repeat, say how long all of them will take."""
+    runs: Runs = {(index, arm): [] for index in range(len(levels)) for arm in engines}
     started_s = time.monotonic()
     for repeat in range(workload.repeats):
-        order = workload.arms[:: 1 if repeat % 2 == 0 else -1]
+        arms = list(engines)[:: 1 if repeat % 2 == 0 else -1]
         for index, level in enumerate(levels):
-            for arm in order:
-                runs[index, arm].append(_run_arm(llm, level, questions, arm, f"{repeat}-{index}"))
-                advance()
+            loads = [_load(llm, engines[arm], level, questions, arm, f"{repeat}-{index}") for arm in arms]
+            for arm, run in zip(arms, drive(loads), strict=True):
+                runs[index, arm].append(run)
+            advance()
         if repeat == 0 and workload.repeats > 1:
             _say_estimate((time.monotonic() - started_s) * (workload.repeats - 1), workload.repeats - 1)
     return runs
@@ -136,12 +142,12 @@ def _say_estimate(seconds: float, num_repeats: int) -> None:
     print(f"load: {num_repeats} more repeats will take about {minutes}", file=sys.stderr)
 
 
-def _run_arm(llm: LLM, level: Level, questions: Sequence[Question], arm: Arm, label: str) -> Run:
+def _load(llm: LLM, engine: Engine, level: Level, questions: Sequence[Question], arm: Arm, label: str) -> Load:
     def make_request(index: int) -> Request:
         question = questions[index]
-        return llm.prepare(question.prompt_ids, question.params(arm), request_id=f"{label}-{arm}-{index}")
+        return llm.prepare(question.prompt_ids, question.params(arm), request_id=f"{label}-{index}")
 
-    return drive(llm.engine, make_request, level.num_requests, level.arrivals)
+    return Load(engine, make_request, level.num_requests, level.arrivals)
 
 
 def list_answers(levels: Sequence[Level], runs: Runs, num_repeats: int) -> list[Answer]:

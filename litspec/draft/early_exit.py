@@ -51,6 +51,10 @@ class EarlyExitProposer(Proposer):
             tokens_BG[drafting] = drafted[: len(drafting)]
         return Proposal(tokens_BG, counts)
 
+    def twin(self, cache: KVCache) -> EarlyExitProposer:
+        """Return one that writes another cache of the target; see `Proposer.twin`."""
+        return EarlyExitProposer(self._model, cache, num_layers=self._num_layers, shapes=self._shapes)
+
     def warm_up(self) -> None:
         """The target's own steps of width 1 are all that is fed here."""
 

@@ -17,6 +17,7 @@ from torch import Tensor
 from litspec.draft.proposer import DraftCost, DraftRow, Proposal, Proposer
 from litspec.draft.steps import draft_tokens, sampling_of, slot_of
 from litspec.draft.timing import drafting_cost
+from litspec.kvcache import KVCache
 from litspec.model.compile import CompiledGPT
 from litspec.model.window import Shapes, pack_window
 
@@ -65,6 +66,11 @@ class ModelProposer(Proposer):
         else:
             self.cache.copy_prefix(source_slot, slot, length)
         self.lengths[slot] = length
+
+    def twin(self, cache: KVCache) -> ModelProposer:
+        """Return one with the same model and an empty cache of its own; see `Proposer.twin`."""
+        shapes, slots = self._shapes, cache.num_slots
+        return ModelProposer(self.model, num_slots=slots, shapes=shapes, vocab_size=self._vocab_size)
 
     def warm_up(self) -> None:
         """Compile every shape of the draft."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from litspec.draft.proposer import DraftRow, Proposal, Proposer
+from litspec.kvcache import KVCache
 
 
 class NgramIndex:
@@ -76,6 +77,10 @@ class NgramProposer(Proposer):
             index.extend(row.tokens)
             drafts.append(index.continuation(row.tokens, limit) if limit > 0 else [])
         return Proposal.of(drafts)
+
+    def twin(self, cache: KVCache) -> NgramProposer:
+        """Return one without requests; see `Proposer.twin`."""
+        return NgramProposer(min_n=self.min_n, max_n=self.max_n)
 
     def release(self, row: DraftRow) -> None:
         """Drop a request's index."""

@@ -15,6 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from litspec.kvcache import KVCache
 from litspec.model.edits import RowEdits
 
 
@@ -94,6 +95,17 @@ class Proposer(ABC):
         Called in every round with every decoding row, also where all limits are 0: it is how a proposer with a cache
         learns which of its last guesses were right.
         """
+
+    def twin(self, cache: KVCache) -> Proposer:
+        """Return a proposer like this one that knows no request yet, for another engine of the same target.
+
+        Args:
+            cache: that engine's.
+
+        Raises:
+            NotImplementedError: it has none; then its engine has no twin either, and serves all the same.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no method twin, which makes one for another engine")
 
     def adopt(self, slot: int, source_slot: int, length: int) -> None:
         """Take note that of what `slot` holds only the first `length` tokens count, those that `source_slot` holds.

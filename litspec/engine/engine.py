@@ -106,6 +106,23 @@ class Engine:
         if self.drafter.is_auto:
             self.drafter.policy.costs = measure_costs(self.target, self.cache, self.shapes, self.proposer)
 
+    def twin(self) -> Engine:
+        """Return an idle engine with the same model, draft and settings, and a cache of its own.
+
+        What was compiled serves both, and what rounds cost is known to both.
+        """
+        cache = self.target.new_cache(self.cache.num_slots)
+        twin = Engine(
+            self.target,
+            cache,
+            shapes=self.shapes,
+            proposer=None if self.proposer is None else self.proposer.twin(cache),
+            num_draft_tokens="auto" if self.drafter.is_auto else self.drafter.num_draft_tokens,
+            options=self.options,
+        )
+        twin.drafter.policy.costs = self.drafter.policy.costs
+        return twin
+
     def check_request(self, request: Request) -> None:
         """Raise ParameterError if a request can never run; see `check_request` in engine/admission.py."""
         widest = self.shapes.step_widths[-1] - 1 if self.proposer is not None else None

@@ -18,7 +18,7 @@ from litspec.bench.load_report import draw_load, load_tables
 from litspec.bench.report import show
 from litspec.bench.scenario import BenchOptions, run_scenario
 from litspec.bench.traffic import plan_levels, plan_questions
-from litspec.bench.workload import AUTO, Workload
+from litspec.bench.workload import Workload
 from litspec.cli import main
 from litspec.engine.emission import Emission
 from tests.bench.load_support import TINY, level_of, run_of, small_llm, tiny_workload
@@ -29,21 +29,26 @@ def llm() -> Any:
     return small_llm()
 
 
+def engines_of(llm: Any, workload: Workload) -> dict[Any, Any]:
+    return {arm: llm.engine.twin() for arm in workload.arms}
+
+
 class TestTurns:
-    def test_arms_take_turns_and_their_order_changes(self, tmp_path, llm, monkeypatch, capsys):
-        turns: list[tuple[str, Any]] = []
-        monkeypatch.setattr(
-            "litspec.bench.load._run_arm",
-            lambda llm, level, questions, arm, label: turns.append((level.name, arm)) or run_of(1.0),
-        )
+    def test_arms_run_side_by_side_and_their_order_changes(self, tmp_path, llm, monkeypatch, capsys):
+        turns: list[list[Any]] = []
+
+        def note(loads: list[Any]) -> list[Any]:
+            turns.append([load._engine for load in loads])
+            return [run_of(1.0) for _ in loads]
+
+        monkeypatch.setattr("litspec.bench.load.drive", note)
         workload = tiny_workload(tmp_path)
         levels = plan_levels(workload)
+        engines = engines_of(llm, workload)
         steps: list[None] = []
-        runs = take_turns(llm, workload, levels, [], lambda: steps.append(None))
-        names = [level.name for level in levels]
-        assert turns[:9] == [(name, arm) for name in names for arm in (0, 2, AUTO)]
-        assert turns[9:] == [(name, arm) for name in names for arm in (AUTO, 2, 0)]
-        assert len(steps) == 18
+        runs = take_turns(llm, engines, workload, levels, [], lambda: steps.append(None))
+        assert turns == [list(engines.values())] * 3 + [list(engines.values())[::-1]] * 3
+        assert len(steps) == 6
         assert {len(of_arm) for of_arm in runs.values()} == {2}
         assert "1 more repeats will take about" in capsys.readouterr().err
 
@@ -51,7 +56,7 @@ class TestTurns:
         workload = tiny_workload(tmp_path, arms=(0, 2, 4))
         levels = plan_levels(workload)
         questions = plan_questions(llm, workload, 3)
-        runs = take_turns(llm, workload, levels, questions)
+        runs = take_turns(llm, engines_of(llm, workload), workload, levels, questions)
         for index in range(len(levels)):
             of_arms = [[c.token_ids for c in run.completions] for arm in (0, 2, 4) for run in runs[index, arm]]
             assert all(answers == of_arms[0] for answers in of_arms)

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from litspec.bench.drive import Timeline, drive
-from litspec.bench.traffic import Closed, Level, Open, Question, plan_levels, plan_questions
+from litspec.bench.drive import Load, Run, Timeline, drive
+from litspec.bench.traffic import Arrivals, Closed, Level, Open, Question, plan_levels, plan_questions
 from litspec.bench.workload import AUTO, read_workload
 from litspec.engine.emission import Emission
 from litspec.engine.params import SamplingParams
@@ -30,21 +30,19 @@ class ManualClock:
 
     def __init__(self) -> None:
         self.time_s = 100.0
-        self.sleeps: list[float] = []
 
     def now(self) -> float:
         return self.time_s
 
-    def sleep(self, seconds: float) -> None:
-        self.sleeps.append(seconds)
-        self.time_s += seconds
-
 
 class ScriptedEngine:
-    """Gives each request two tokens a step until it has `num_tokens`; a step takes one second."""
+    """Gives each request two tokens a step until it has `num_tokens`; a step takes `step_s`."""
 
-    def __init__(self, clock: ManualClock, *, num_tokens: Callable[[int], int] = lambda _: 4) -> None:
+    def __init__(
+        self, clock: ManualClock, *, num_tokens: Callable[[int], int] = lambda _: 4, step_s: float = 1.0
+    ) -> None:
         self.clock = clock
+        self.step_s = step_s
         self.num_tokens = num_tokens
         self.active: dict[str, Request] = {}
         self.widths: list[int] = []
@@ -58,7 +56,7 @@ class ScriptedEngine:
         return None
 
     def step(self) -> list[Emission]:
-        self.clock.time_s += 1.0
+        self.clock.time_s += self.step_s
         self.widths.append(len(self.active))
         emissions = []
         for request in list(self.active.values()):
@@ -80,11 +78,16 @@ def clock() -> ManualClock:
     return ManualClock()
 
 
+def drive_one(engine: ScriptedEngine, num_requests: int, arrivals: Arrivals) -> Run:
+    (run,) = drive([Load(engine, request_of, num_requests, arrivals, now=engine.clock.now)])
+    return run
+
+
 class TestDrive:
     def test_closed_loop_keeps_so_many_in_flight(self, clock):
         lengths = [2, 8, 4, 6, 2, 10, 4]
         engine = ScriptedEngine(clock, num_tokens=lambda index: lengths[index])
-        run = drive(engine, request_of, len(lengths), Closed(3), clock=clock)
+        run = drive_one(engine, len(lengths), Closed(3))
         waiting = engine.widths.index(2) if 2 in engine.widths else len(engine.widths)
         assert set(engine.widths[:waiting]) == {3}, "a row stayed empty while requests were left"
         assert sum(engine.widths) == sum(lengths) / 2
@@ -96,42 +99,61 @@ class TestDrive:
     def test_steps_that_read_no_prompt_are_counted_apart(self, clock):
         # The second request joins after two of the first one's four steps; its own first token comes a step later.
         engine = ScriptedEngine(clock, num_tokens=lambda index: 8 if index == 0 else 4)
-        run = drive(engine, request_of, 2, Open([0.0, 1.5]), clock=clock)
+        run = drive_one(engine, 2, Open([0.0, 1.5]))
         assert engine.widths == [1, 1, 2, 2]
         assert (run.decode_s, run.decode_tokens, run.decode_tokens_per_s) == (2.0, 6, 3.0)
 
     def test_open_loop_sends_when_due_and_counts_the_wait(self, clock):
         engine = ScriptedEngine(clock)
-        run = drive(engine, request_of, 3, Open([0.0, 0.5, 6.0]), clock=clock)
+        run = drive_one(engine, 3, Open([0.0, 0.5, 6.0]))
         # The second is due in the middle of the first step, and is sent after it; then nothing runs until the third.
         assert engine.widths == [1, 2, 1, 1, 1]
-        assert clock.sleeps == [3.0]
+        assert [t.due_s for t in run.timelines] == [0.0, 0.5, 6.0]
         assert [t.ttft_s for t in run.timelines] == [1.0, 1.5, 1.0]
         assert run.seconds == 8.0
+        assert clock.time_s == 105.0, "nobody waits until the third is due"
         assert run.mean_in_flight == pytest.approx(6 / 8)
 
-    def test_requests_carry_when_they_were_due(self, clock):
-        sent: list[Request] = []
+    def test_loads_run_side_by_side_each_in_its_own_time(self, clock):
+        lengths = (lambda index: 4 + 2 * index, lambda index: 12 - 4 * index)
+        alone = [
+            drive_one(ScriptedEngine(ManualClock(), num_tokens=of, step_s=s), 3, Closed(2))
+            for of, s in zip(lengths, (1.0, 0.25), strict=True)
+        ]
+        engines = [ScriptedEngine(clock, num_tokens=of, step_s=s) for of, s in zip(lengths, (1.0, 0.25), strict=True)]
+        together = drive([Load(engine, request_of, 3, Closed(2), now=clock.now) for engine in engines])
+        for run, other in zip(alone, together, strict=True):
+            assert (run.seconds, run.mean_in_flight, run.decode_s) == (
+                other.seconds,
+                other.mean_in_flight,
+                other.decode_s,
+            )
+            assert [t.times_s for t in run.timelines] == [t.times_s for t in other.timelines]
 
-        def make(index: int) -> Request:
-            sent.append(request_of(index))
-            return sent[-1]
+    def test_the_one_that_had_the_least_time_is_next(self, clock):
+        order: list[str] = []
 
-        drive(ScriptedEngine(clock), make, 2, Open([0.0, 0.5]), clock=clock)
-        assert [request.arrival_s for request in sent] == [100.0, 100.5]
+        class Noted(ScriptedEngine):
+            def step(self) -> list[Emission]:
+                order.append("slow" if self.step_s == 1.0 else "fast")
+                return super().step()
 
-    def test_whatever_happens_the_engine_is_left_idle(self, clock):
-        engine = ScriptedEngine(clock, num_tokens=lambda index: 4 if index == 0 else 8)
-        engine.fails = True
+        engines = [Noted(clock, num_tokens=lambda _: 8, step_s=s) for s in (1.0, 0.5)]
+        drive([Load(engine, request_of, 1, Closed(1), now=clock.now) for engine in engines])
+        assert order == ["slow", "fast", "fast", "slow", "fast", "fast", "slow", "slow"]
+
+    def test_whatever_happens_the_engines_are_left_idle(self, clock):
+        engines = [ScriptedEngine(clock, num_tokens=lambda index: 4 if index == 0 else 8) for _ in range(2)]
+        engines[1].fails = True
         with pytest.raises(RuntimeError, match="request 0 was not answered: error"):
-            drive(engine, request_of, 5, Closed(2), clock=clock)
-        assert engine.active == {}
+            drive([Load(engine, request_of, 5, Closed(2), now=clock.now) for engine in engines])
+        assert [engine.active for engine in engines] == [{}, {}]
 
     def test_ctrl_c_leaves_the_engine_idle(self, clock):
         engine = ScriptedEngine(clock)
         engine.step = lambda: (_ for _ in ()).throw(KeyboardInterrupt)  # type: ignore[method-assign]
         with pytest.raises(KeyboardInterrupt):
-            drive(engine, request_of, 5, Closed(2), clock=clock)
+            drive_one(engine, 5, Closed(2))
         assert engine.active == {}
 
     def test_timeline(self):

@@ -32,6 +32,9 @@ def test_compiled_tokens_equal_recomputed_ones_and_no_shape_is_new(draft):
     completions = run(engine, requests(30))
     assert [c.token_ids for c in completions] == [recompute(request) for request in requests(30)]
     assert (target.num_shapes, smaller.num_shapes) == shapes
+    twin = engine.twin()
+    assert [c.token_ids for c in run(twin, requests(30))] == [c.token_ids for c in completions]
+    assert (target.num_shapes, smaller.num_shapes) == shapes, "a twin needs no new shape"
     if draft == "ngram":
         steps = 0
         for number in range(100):
