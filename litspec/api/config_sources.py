@@ -10,7 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_type_hints
 
@@ -115,7 +115,7 @@ def load_config(
     sources += [(f" (in ${variable})", values) for variable, values in _read_environment(environ)]
     sources += [("", dict(overrides or {}))]
     for where, settings in sources:
-        _check_keys(settings, where)
+        check_keys(settings, [item.name for item in dataclasses.fields(ServeConfig)], where)
         _check_values(settings, where)  # also what `cls` lacks, or what a later source replaces
         values.update(settings)
         origin.update(dict.fromkeys(settings, where))
@@ -132,8 +132,8 @@ def _check_values(settings: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{error}{where}", key=error.key) from None
 
 
-def _check_keys(settings: Mapping[Any, Any], where: str) -> None:
-    known = [item.name for item in dataclasses.fields(ServeConfig)]
+def check_keys(settings: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+    """Raise ConfigError for a key that is not among those known; it names the nearest that is."""
     for key in settings:
         if key not in known:
             nearest = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1, cutoff=0.6)

@@ -16,9 +16,10 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from litspec.engine.emission import Emission
+from litspec.engine.emission import Emission, end_early
 from litspec.engine.engine import Engine
 from litspec.engine.request import Request
+from litspec.engine.scheduler import QueueFullError
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,11 @@ class Driver:
     def _settle(self) -> None:
         """Let those in that came and those out that left; called with the lock held and nobody stepping."""
         while self._arrivals:
-            self.engine.add_request(self._arrivals.popleft())
+            request = self._arrivals.popleft()
+            try:
+                self.engine.add_request(request)
+            except QueueFullError as error:
+                self._inboxes[request.id].put(end_early(request, "error", error=str(error)))
         while self._leavers:
             request = self._leavers.popleft()
             if self._inboxes.pop(request.id, None) is not None and request.finish_reason is None:

@@ -16,9 +16,9 @@ from litspec.api.description import facts_of
 from litspec.api.driver import Driver
 from litspec.api.loading import OpenedModel, build_engine, check_placement, open_model
 from litspec.api.memory import MemoryPlan
-from litspec.api.params import at_index, one_params, params_for
+from litspec.api.params import at_index, check_one_answer, one_params, params_for
 from litspec.api.progress import show_progress
-from litspec.api.requests import Answer, check_one_answer, make_requests, regroup
+from litspec.api.requests import Answer, make_requests, regroup
 from litspec.api.text import Messages, Prompt, chat_ids, check_size, is_prompt_list, plain_ids, prompt_ids
 from litspec.engine.engine import Engine
 from litspec.engine.params import SamplingParams

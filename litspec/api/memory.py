@@ -15,10 +15,9 @@ from typing import Any
 
 import torch
 
-from litspec.engine.engine import PREFILL_TOKENS_ALONE
 from litspec.engine.speculative import LOGITS_AT_ONCE
 from litspec.model.config import Config
-from litspec.model.window import CHUNK_WIDTHS
+from litspec.model.window import CHUNK_WIDTHS, MOST_TOKENS
 
 DEFAULT_MAX_SEQ_LENGTH = 2048
 LEAST_DEFAULT_MAX_SEQ_LENGTH = 256
@@ -156,8 +155,9 @@ class MemoryPlan:
         return (self.num_slots + 1) * self._context(model) * per_token
 
     def _chunk_bytes(self, model: Config) -> int:
-        """Bytes that one layer handles while the widest piece of prompt is fed for all rows."""
-        size, tokens = self.dtype.itemsize, min(self.num_slots * CHUNK_WIDTHS[-1], PREFILL_TOKENS_ALONE)
+        """Bytes that one layer handles while the most tokens are fed: of prompts, or of the widest windows."""
+        size, of_prompts = self.dtype.itemsize, min(self.num_slots * CHUNK_WIDTHS[-1], MOST_TOKENS)
+        tokens = max(of_prompts, self.num_slots * (self.num_draft_tokens + 1))
         heads = model.n_head + 2 * model.n_query_groups
         activations = 4 * model.n_embd + 3 * heads * model.head_size + 4 * model.intermediate_size
         # The rows' keys and values as one tensor, and the mask that attention widens to numbers.

@@ -61,3 +61,11 @@ def at_index(index: int | None, check: Callable[[], T]) -> T:
         if index is None:
             raise
         raise ParameterError(f"prompt {index}: {error}", param=error.param) from None
+
+
+def check_one_answer(params: SamplingParams) -> None:
+    """Raise ParameterError where several answers are asked of what gives one."""
+    if params.n != 1:
+        raise ParameterError(
+            f"n was {params.n}; this call gives one answer, so allowed: 1 (LLM.generate and chat give n)", param="n"
+        )

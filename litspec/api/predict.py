@@ -11,6 +11,7 @@ import json
 from typing import Any
 
 from litspec.api.messages import Failure, Order, RequestError
+from litspec.api.params import check_one_answer
 from litspec.engine.params import ParameterError, SamplingParams
 
 OWN_FIELDS = ("prompt", "messages", "stream")
@@ -29,7 +30,9 @@ def parse_predict(body: bytes) -> Order:
     if not isinstance(stream, bool):
         raise bad_request(f"stream was {_show(stream)}; allowed: true or false", "stream")
     try:
-        return Order(prompt, SamplingParams(**fields), stream)
+        params = SamplingParams(**fields)
+        check_one_answer(params)
+        return Order(prompt, params, stream)
     except ParameterError as error:
         raise bad_request(str(error), error.param) from None
 

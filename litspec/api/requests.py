@@ -1,7 +1,7 @@
 """From token ids and parameters to the engine's requests, and from what they brought to what a caller gets.
 
-A prompt that asks for n answers becomes n requests of one seed, each with noise of its own, which share the prompt's
-prefill in the engine.
+A prompt that asks for n answers becomes n requests of one seed, each with noise of its own; the engine feeds their
+prompt once where it reuses prefixes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from litspec.api.loading import OpenedModel
 from litspec.engine.params import ParameterError, SamplingParams
 from litspec.engine.request import Completion, Request
-from litspec.model.tokenizer import IncrementalDetokenizer, Tokenizer
+from litspec.model.tokenizer import IncrementalDetokenizer, Tokenizer, TokenizerError
 
 Answer = Completion | list[Completion]
 
@@ -30,7 +30,7 @@ def make_requests(
         request_id: what the request is called; a random name by default. Further answers have their index added.
 
     Raises:
-        ParameterError: a bad word has no tokens, or the model's own defaults do not go with the parameters.
+        ParameterError: a bad word has no tokens.
     """
     name = request_id or uuid.uuid4().hex
     complete = params.with_defaults(opened.generation_config).with_seed()
@@ -53,21 +53,16 @@ def spell_bad_words(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int
     """Return each word's token ids as the tokenizer spells it at the beginning of a text and after a blank."""
     spellings: dict[tuple[int, ...], None] = {}
     for word in words:
-        found = [tuple(tokenizer.encode(text, add_bos=False)) for text in (word, f" {word.lstrip()}")]
+        try:
+            found = [tuple(tokenizer.encode(text, add_bos=False)) for text in (word, f" {word.lstrip()}")]
+        except TokenizerError as error:
+            raise ParameterError(f"bad_words holds {word!r}: {error}", param="bad_words") from None
         if not all(found):
             raise ParameterError(
                 f"bad_words holds {word!r}, which has no tokens; allowed: words with text", param="bad_words"
             )
         spellings |= dict.fromkeys(found)
     return [list(spelling) for spelling in spellings]
-
-
-def check_one_answer(params: SamplingParams) -> None:
-    """Raise ParameterError where several answers are asked of what gives one."""
-    if params.n != 1:
-        raise ParameterError(
-            f"n was {params.n}; this call gives one answer, so allowed: 1 (LLM.generate and chat give n)", param="n"
-        )
 
 
 def regroup(answers: Sequence[Completion | None], sizes: Sequence[int]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Steps engines under a load and notes when tokens came; the one place of the load scenario that reads a clock.
+"""Steps engines under a load and notes when tokens came.
 
 No server and no thread stands between: what is measured is the engine. A token's moment is the end of the step that
 emitted it, so tokens of one round came at once and the next gap is a whole round.
@@ -79,7 +79,7 @@ class Run:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Output tokens of all requests a second of wall clock; None where no time passed."""
+        """Output tokens of all requests a second; None where no time passed."""
         return sum(c.completion_tokens for c in self.completions) / self.seconds if self.seconds > 0 else None
 
     @property

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, cast
 
 from litspec.api.config import EngineConfig
+from litspec.api.memory import readable
 from litspec.api.progress import show_progress
 from litspec.bench.decode import describe_machine
 from litspec.bench.drive import Load, Run, drive
@@ -82,9 +83,28 @@ def check_load(workload: Workload, config: EngineConfig) -> None:
             f"num_draft_tokens was {given!r}; allowed while auto is among the workload's arms: auto. The arms "
             "themselves say how many tokens are drafted"
         )
+    if config.batching != "continuous":
+        raise ValueError(f"batching was {config.batching}; allowed: continuous, so that so many are kept in flight")
+    if config.max_batch_size < workload.num_slots:
+        raise ValueError(
+            f"max_batch_size was {config.max_batch_size}; allowed: at least {workload.num_slots}, the most requests at "
+            "once of the workload (concurrency, and gap_rows with the prompt that arrives)"
+        )
     widest = max((arm for arm in workload.arms if arm != AUTO), default=0)
     if isinstance(given, int) and given < widest:
         raise ValueError(f"num_draft_tokens was {given}; allowed: auto, or at least the widest arm, {widest}")
+
+
+def check_memory(facts: Mapping[str, Any], num_arms: int) -> None:
+    """Raise ValueError where the memory that a model left does not hold a cache for every arm."""
+    one_bytes = facts["cache_bytes"] + facts["draft_cache_bytes"]
+    used_bytes = sum(facts[f"{name}_bytes"] for name in ("weight", "draft_weight", "working"))
+    if used_bytes + num_arms * one_bytes > facts["available_bytes"]:
+        raise ValueError(
+            f"the caches of {num_arms} arms need {readable(num_arms * one_bytes)} of "
+            f"{readable(facts['available_bytes'] - used_bytes)} that the model leaves; take a smaller max_seq_length, "
+            "max_batch_size or concurrency, or fewer arms"
+        )
 
 
 def measure_load(workload: Workload, config: EngineConfig) -> LoadReport:
@@ -96,6 +116,7 @@ def measure_load(workload: Workload, config: EngineConfig) -> LoadReport:
     with LLM.load(config.model, **config.load_options()) as llm:
         settings = {**asdict(config), "dtype": llm.describe()["dtype"], "max_seq_length": llm.max_seq_length}
         questions = plan_questions(llm, workload, max(level.num_requests for level in levels))
+        check_memory(llm.describe(), len(workload.arms))
         engines: dict[Arm, Engine] = {arm: llm.engine if arm == AUTO else llm.engine.twin() for arm in workload.arms}
         first = replace(levels[0], num_requests=1)
         drive([_load(llm, engine, first, questions, arm, "warm-up") for arm, engine in engines.items()])

@@ -28,12 +28,14 @@ def load_tables(report: LoadReport) -> list[Table]:
 
 def throughput_table(report: LoadReport) -> Table:
     """Return one row a level: output tokens a second of each arm, and how auto compares."""
-    s, m = report.settings, report.machine
+    settings, machine = report.settings, report.machine
     worst = f"lowest in flight: {_number(report.worst_ratio, 2)}, decode {_number(report.worst_decode_ratio, 2)}"
     note = "decode: the steps that read no prompt"
-    machine = f"dtype {s['dtype']}, medians of {s['workload']['repeats']}; {m['processor']}, {m['threads']} threads"
+    repeats = settings["workload"]["repeats"]
+    measured = f"dtype {settings['dtype']}, medians of {repeats}; {machine['processor']}, {machine['threads']} threads"
     table = _table(
-        f"{s['model']}, draft {s['draft']}: output tokens per s", f"{worst}; {report.sameness}\n{note}\n{machine}"
+        f"{settings['model']}, draft {settings['draft']}: output tokens per s",
+        f"{worst}; {report.sameness}\n{note}\n{measured}",
     )
     table.add_column("load", no_wrap=True)
     arms = list(report.levels[0].arms)

@@ -78,7 +78,7 @@ class BenchOptions:
         """Return the engine settings that the scenario wants where no flag says otherwise."""
         if self.scenario == "decode":
             return {"max_batch_size": 1}
-        # Arms answer the same prompts in turns: what a slot remembers would favour the later ones.
+        # Levels and repeats ask the same prompts: only the first would have to read them.
         return {"max_batch_size": self.workload().num_slots, "num_draft_tokens": "auto", "prefix_reuse": False}
 
 

@@ -7,7 +7,6 @@ unknown key or a value that is not allowed is an error before any model is loade
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from litspec.api.config import MAX_AUTO_DRAFT_TOKENS, MAX_BATCH_SIZE, ConfigError, about
-from litspec.api.config_sources import read_mapping
+from litspec.api.config_sources import check_keys, read_mapping
 from litspec.engine.params import MAX_TEMPERATURE
 
 AUTO = "auto"
@@ -145,7 +144,7 @@ def read_workload(path: str | None = None, overrides: Mapping[str, Any] | None =
     sources = [(read_mapping(Path(path).expanduser()), f" (in {path})")] if path is not None else []
     origin: dict[str, str] = {}
     for settings, where in sources:
-        _check_keys(settings, where)
+        check_keys(settings, [item.name for item in dataclasses.fields(Workload)], where)
         values.update(settings)
         origin.update(dict.fromkeys(settings, where))
     flags = dict(overrides or {})
@@ -158,15 +157,6 @@ def read_workload(path: str | None = None, overrides: Mapping[str, Any] | None =
         return Workload(**{name: _frozen(name, value) for name, value in values.items()})
     except ConfigError as error:
         raise ConfigError(f"{error}{origin.get(error.key or '', '')}", key=error.key) from None
-
-
-def _check_keys(settings: Mapping[Any, Any], where: str) -> None:
-    known = [item.name for item in dataclasses.fields(Workload)]
-    for key in settings:
-        if key not in known:
-            nearest = difflib.get_close_matches(str(key).replace("-", "_"), known, n=1, cutoff=0.6)
-            hint = f"did you mean {nearest[0]}? " if nearest else ""
-            raise ConfigError(f"unknown key {key!r}{where}; {hint}allowed: {', '.join(known)}", key=str(key))
 
 
 def _frozen(name: str, value: Any) -> Any:

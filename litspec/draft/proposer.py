@@ -69,6 +69,10 @@ class Proposal:
         tokens_BG = torch.tensor(padded, dtype=torch.int64).reshape(len(drafts), width)
         return cls(tokens_BG, [len(draft) for draft in drafts])
 
+    def drafts(self) -> list[list[int]]:
+        """Return each row's draft tokens; on a GPU the host waits for them."""
+        return [draft[:count] for draft, count in zip(self.tokens_BG.tolist(), self.counts, strict=True)]
+
 
 class DraftCost(NamedTuple):
     """What drafting costs a batch, in seconds: its first token, each further one, and a chunk that catches up."""

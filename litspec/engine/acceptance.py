@@ -102,7 +102,7 @@ class RowOutlook:
         is_fixed: the limit is its own wish and is kept to; the choice is made for the others.
         lag_chunks: chunks to be fed before it can draft.
         num_remaining: tokens that it may still emit.
-        is_sampled: its tokens are drawn with noise, which costs at every position of the window.
+        is_noisy: it needs noise over the whole vocabulary, which costs at every position of the window.
     """
 
     limit: int
@@ -111,7 +111,7 @@ class RowOutlook:
     is_fixed: bool = False
     lag_chunks: int = 0
     num_remaining: int = 64
-    is_sampled: bool = False
+    is_noisy: bool = False
 
     def num_drafted(self, num_draft_tokens: int) -> int:
         """Return the row's own draft tokens where G is chosen."""

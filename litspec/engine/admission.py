@@ -32,8 +32,8 @@ def check_request(request: Request, *, context: int, vocab_size: int, most_draft
     check_token_ids(request.prompt_ids, vocab_size, "prompt token {}", "prompt")
     check_token_ids(params.stop_token_ids, vocab_size, "stop_token_ids[{}]", "stop_token_ids")
     check_token_ids(params.logit_bias or (), vocab_size, "key {} of logit_bias", "logit_bias")
-    for word in request.bad_words_ids:
-        check_token_ids(word, vocab_size, "token {} of a bad word", "bad_words")
+    for index, word in enumerate(request.bad_words_ids):
+        check_token_ids(word, vocab_size, f"token {{}} of bad word {index}", "bad_words")
     words = {word[0] for word in request.bad_words_ids if len(word) == 1}
     if (words or params.min_tokens) and len(words | request.end_token_ids) >= vocab_size:
         field = "bad_words" if words else "stop_token_ids"

@@ -15,7 +15,7 @@ from litspec.engine.acceptance import AcceptanceTracker, RowOutlook, shown
 from litspec.engine.costs import CostTable
 from litspec.engine.policy import WidthPolicy
 from litspec.engine.request import Request
-from litspec.model.decode import GREEDY_BELOW
+from litspec.model.decode import is_noisy
 from litspec.model.window import Shapes
 
 LIKELY_DRAFT_COST = DraftCost(0.3, 0.3, 1.0)
@@ -62,7 +62,7 @@ class Drafter:
             chosen = self.policy.choose(rows)
             return self._proposer.propose(requests, [row.num_drafted(chosen) for row in rows])
         proposal = self._proposer.propose(requests, limits)
-        drafts = [draft[:n] for draft, n in zip(proposal.tokens_BG.tolist(), proposal.counts, strict=True)]
+        drafts = proposal.drafts()
         rows = self._outlooks(requests, proposal.counts)
         chosen = self.policy.choose(rows)
         self._drafts = {request.id: draft for request, draft in zip(requests, drafts, strict=True)}
@@ -104,7 +104,7 @@ class Drafter:
                 is_fixed=request.params.num_draft_tokens is not None,
                 lag_chunks=self._proposer.lag(request),
                 num_remaining=request.num_remaining,
-                is_sampled=request.params.temperature >= GREEDY_BELOW,
+                is_noisy=is_noisy(request.params.temperature, request.params.top_k, request.params.top_p),
             )
             for request, limit in zip(requests, limits, strict=True)
         ]

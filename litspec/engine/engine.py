@@ -21,18 +21,16 @@ from litspec.engine.drafting import Drafter
 from litspec.engine.emission import Emission, emit, end_early
 from litspec.engine.options import EngineOptions
 from litspec.engine.params import ParameterError
-from litspec.engine.prefix import MIN_COPIED, PrefixCache, leader_of
+from litspec.engine.prefix import MIN_COPIED, Placement, PrefixCache, leader_of
 from litspec.engine.request import Completion, FinishReason, Request
 from litspec.engine.scheduler import Scheduler
 from litspec.engine.speculative import Target, Verdict, prefill_chunk, verify_window
 from litspec.engine.totals import EngineStats
 from litspec.kvcache import KVCache
-from litspec.model.window import Shapes
+from litspec.model.window import MOST_TOKENS, Shapes
 
 PREFILL_TOKENS = 256
 """The most tokens of prompts, padding included, that rows which decode wait for in a step."""
-PREFILL_TOKENS_ALONE = 2048
-"""Likewise where no row decodes: more at once is no faster, and takes memory."""
 
 
 class Engine:
@@ -155,14 +153,16 @@ class Engine:
     def step(self) -> list[Emission]:
         """End what is overdue, admit, feed one piece of prompt, run one round; return what each request was brought."""
         emissions = [self._expire(request) for request in self.scheduler.expired()]
-        for request in self.scheduler.admit(self._choose_slot):
+        for request, placement in self.scheduler.admit(self._place):
+            self._begin(request, placement)
             self.stats.count_admission(request, looked=self.prefixes.serves(request))
         running = self.scheduler.running
         decoding = [request for request in running if not request.is_prefilling]
-        prefilling = self._due(running, is_decoding=bool(decoding))
+        most_tokens = PREFILL_TOKENS if decoding else MOST_TOKENS
+        prefilling = self._due(running, most_tokens)
         self.stats.steps += bool(running)
         if prefilling:
-            emissions += self._prefill(prefilling, is_decoding=bool(decoding))
+            emissions += self._prefill(prefilling, most_tokens)
         return emissions + (self._round(decoding) if decoding else [])
 
     def abort(self, request_id: str) -> Emission | None:
@@ -174,7 +174,13 @@ class Engine:
         return self._end(request_id, "error", error)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """Run requests to their ends and return their completions in order; the plain form of a caller's loop."""
+        """Run requests to their ends and return their completions in order; the plain form of a caller's loop.
+
+        Raises:
+            ParameterError: one of them cannot run; none has.
+        """
+        for request in requests:
+            self.check_request(request)
         for request in requests:
             self.add_request(request)
         done: dict[str, Completion] = {}
@@ -182,16 +188,18 @@ class Engine:
             done |= {e.request.id: e.completion for e in self.step() if e.completion is not None}
         return [done[request.id] for request in requests]
 
-    def _choose_slot(self, request: Request) -> int:
-        """Find a slot for a request that is being admitted, and what it reuses."""
-        running = self.scheduler.by_slot
-        slot, source, length = self.prefixes.place(request, self.scheduler.pool.free, running)
+    def _place(self, request: Request) -> Placement:
+        return self.prefixes.place(request, self.scheduler.pool.free, self.scheduler.by_slot)
+
+    def _begin(self, request: Request, placement: Placement) -> None:
+        """Let a request that was given a slot reuse what it can."""
+        slot, source, length = placement
         self.prefixes.forget(slot)
-        leader = leader_of(request, running, beyond=length) if self.prefixes.serves(request) else None
-        if leader is not None:
-            self._leaders[request.id] = leader
+        if self.prefixes.serves(request):
+            leader = leader_of(request, self.scheduler.by_slot, beyond=length)
+            if leader is not None:
+                self._leaders[request.id] = leader
         self._reuse(request, slot, source, length)
-        return slot
 
     def _reuse(self, request: Request, slot: int, source: int, length: int) -> None:
         """Let a request begin after its first `length` tokens, which the source slot holds."""
@@ -209,8 +217,8 @@ class Engine:
         if request.slot is not None and length - request.length >= MIN_COPIED:
             self._reuse(request, request.slot, source, length)
 
-    def _due(self, running: Sequence[Request], *, is_decoding: bool) -> list[Request]:
-        """Return the rows that feed a piece of prompt now: those that need not wait for another's prefix."""
+    def _due(self, running: Sequence[Request], most_tokens: int) -> list[Request]:
+        """Return the rows that feed a piece of prompt now: the oldest ones that wait for nobody's prefix."""
         due = []
         for request in running:
             if not request.is_prefilling:
@@ -223,11 +231,11 @@ class Engine:
                 self._take_over(request)
             due.append(request)
         due.sort(key=lambda request: request.arrival_s)
-        return due[: self.shapes.chunk_rows(PREFILL_TOKENS if is_decoding else PREFILL_TOKENS_ALONE)]
+        return due[: self.shapes.chunk_rows(most_tokens)]
 
-    def _prefill(self, requests: Sequence[Request], *, is_decoding: bool) -> list[Emission]:
+    def _prefill(self, requests: Sequence[Request], most_tokens: int) -> list[Emission]:
         started = time.monotonic()
-        most = (PREFILL_TOKENS if is_decoding else PREFILL_TOKENS_ALONE) // self.shapes.row_bucket(len(requests))
+        most = most_tokens // self.shapes.row_bucket(len(requests))
         verdicts = prefill_chunk(self.target, self.cache, self.shapes, requests, most=most)
         now = time.monotonic()
         self.stats.prefill_s += now - started
@@ -241,7 +249,7 @@ class Engine:
     def _round(self, requests: Sequence[Request]) -> list[Emission]:
         started = time.monotonic()
         proposal = self.drafter.propose(requests)
-        drafts = [draft[:n] for draft, n in zip(proposal.tokens_BG.tolist(), proposal.counts, strict=True)]
+        drafts = proposal.drafts()
         proposed = time.monotonic()
         verdicts = verify_window(self.target, self.cache, self.shapes, requests, drafts)
         now = time.monotonic()
@@ -272,8 +280,7 @@ class Engine:
         return Emission(request, emission.token_ids, emission.text, request.completion())
 
     def _expire(self, request: Request) -> Emission:
-        what = "waited for a slot" if request.slot is None else "ran"
-        emission = self._end(request.id, "timeout", f"the request {what} longer than it may")
+        emission = self._end(request.id, "timeout", self.scheduler.explain_expiry(request))
         assert emission is not None
         return emission
 

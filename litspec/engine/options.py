@@ -36,9 +36,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.batching not in ("continuous", "fixed"):
             raise ValueError(f'batching was {self.batching!r}; allowed: "continuous" or "fixed"')
-        if self.max_waiting is not None and self.max_waiting < 0:
+        if not isinstance(self.prefix_reuse, bool):
+            raise ValueError(f"prefix_reuse was {self.prefix_reuse!r}; allowed: True or False")
+        if self.max_waiting is not None and not (type(self.max_waiting) is int and self.max_waiting >= 0):
             raise ValueError(f"max_waiting was {self.max_waiting!r}; allowed: an integer from 0, or None for no bound")
         for name in ("queue_timeout_s", "generate_timeout_s"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not (type(value) in (int, float) and value > 0):
                 raise ValueError(f"{name} was {value!r}; allowed: seconds above 0, or None for no limit")

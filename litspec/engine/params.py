@@ -24,6 +24,7 @@ MAX_REPETITION_PENALTY = 10.0
 MAX_LOGIT_BIASES = 1024
 MAX_BIAS = 100.0
 MAX_BAD_WORDS = 128
+MAX_BAD_WORD_CHARS = 256
 MAX_LOGPROBS = 20
 
 
@@ -48,7 +49,7 @@ class SamplingParams(BaseModel):
         n: how many answers, from 1 to 128; each has noise of its own.
         stop: strings that end the text, at most 16, none empty; one string may be given bare.
         stop_token_ids: tokens that end the text.
-        include_stop_str_in_output: keep a stop string that was met at the end of the text.
+        include_stop_str_in_output: keep what ended the text at its end: a stop string, or the text of a stop token.
         ignore_eos: go on after an end-of-text token.
         min_tokens: no end-of-text or stop token before so many were emitted, up to max_new_tokens.
         repetition_penalty: divides positive scores and multiplies others of what prompt or output has, above 0 and up
@@ -57,11 +58,12 @@ class SamplingParams(BaseModel):
         frequency_penalty: taken from a token's score as often as the output has it, in [-2, 2].
         logit_bias: added to the scores of some token ids, in [-100, 100], at most 1024 of them; the ids may be decimal
             strings, as JSON has them.
-        bad_words: strings that are not to be written, at most 128, none empty; one string may be given bare.
+        bad_words: strings that are not to be written, at most 128 of up to 256 characters, none empty; one string may
+            be given bare.
         logprobs: report each token's log-probability, with this many of the best (0 to 20); None reports none.
         prompt_logprobs: likewise for the prompt's tokens.
-        num_draft_tokens: at most this many draft tokens a round, 0 to 64; None leaves it to the engine. The text is the
-            same.
+        num_draft_tokens: this many draft tokens a round, 0 to 64, as far as the draft has them; None leaves it to the
+            engine. The text is the same.
 
     Raises:
         ParameterError: a ValueError that says what was given, what is allowed and which field (`param`).
@@ -155,7 +157,10 @@ class SamplingParams(BaseModel):
     @field_validator("bad_words", mode="before")
     @classmethod
     def _check_bad_words(cls, value: Any) -> tuple[str, ...]:
-        return _strings(value, most=MAX_BAD_WORDS, what="bad words")
+        words = _strings(value, most=MAX_BAD_WORDS, what="bad words")
+        if any(len(word) > MAX_BAD_WORD_CHARS for word in words):
+            raise ValueError(f"allowed: words of at most {MAX_BAD_WORD_CHARS} characters")
+        return words
 
     @field_validator("stop_token_ids", mode="before")
     @classmethod

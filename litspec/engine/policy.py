@@ -66,7 +66,7 @@ class WidthPolicy:
         is_fixed: bool = False,
         lag_chunks: int = 0,
         num_remaining: int = 64,
-        is_sampled: bool = False,
+        is_noisy: bool = False,
     ) -> RowOutlook:
         """Return what a row can expect of the next round; see `RowOutlook`."""
         first = self._all_rows.first.estimate(PRIOR_FIRST).mean
@@ -78,7 +78,7 @@ class WidthPolicy:
             is_fixed=is_fixed,
             lag_chunks=lag_chunks,
             num_remaining=num_remaining,
-            is_sampled=is_sampled,
+            is_noisy=is_noisy,
         )
 
     def choose(self, rows: Sequence[RowOutlook]) -> int:
@@ -132,8 +132,9 @@ def _round_s(
     """Return what a round costs; catching up is spread over the rounds that are left to pay for it."""
     drafted = max(row.num_drafted(num_draft_tokens) for row in rows)
     width = shapes.step_width(drafted + 1)
-    seconds = costs.round_s(bucket, width, drafted) + sum(row.is_sampled for row in rows) * width * costs.noise_s
-    chunks = sum(row.lag_chunks for row in rows if row.num_drafted(num_draft_tokens))
+    seconds = costs.round_s(bucket, width, drafted) + sum(row.is_noisy for row in rows) * width * costs.noise_s
+    # One chunk serves all rows that lag.
+    chunks = max((row.lag_chunks for row in rows if row.num_drafted(num_draft_tokens)), default=0)
     if chunks:
         num_rounds = max(1.0, sum(row.num_remaining for row in rows) / (len(rows) * tokens))
         seconds += chunks * costs.chunk_s(bucket) / num_rounds

@@ -1,9 +1,8 @@
-"""A prompt on its way through the engine, and what comes back: Request, Completion.
+"""Request and Completion: a prompt on its way through the engine, and what comes back.
 
-A `Request` is one prompt on its way through the engine; its counters tell one
-story: `length` positions are committed in the target's cache, `tokens` holds prompt and output, and once the prompt is
-in, `length == num_tokens - 1`: the last token is pending (emitted, not yet cached). This module runs no model, and
-knows no text rules and no HTTP.
+A request's counters tell one story: `length` positions are committed in the target's cache, `tokens` holds prompt and
+output, and once the prompt is in, `length == num_tokens - 1`: the last token is pending (emitted, not yet cached). This
+module runs no model, and knows no text rules and no HTTP.
 """
 
 from __future__ import annotations

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from litspec.engine.options import EngineOptions
+from litspec.engine.prefix import Placement
 from litspec.engine.request import Request
 from litspec.kvcache import SlotPool
 
@@ -80,23 +81,22 @@ class Scheduler:
         self._by_id[request.id] = request
         self._waiting.append(request)
 
-    def admit(self, choose_slot: Callable[[Request], int]) -> list[Request]:
-        """Give free slots to the requests that wait longest, and return those.
+    def admit(self, place: Callable[[Request], Placement]) -> Iterator[tuple[Request, Placement]]:
+        """Give free slots to the requests that wait longest, and yield each when it has its own.
 
         Args:
-            choose_slot: names a free slot for a request; called right before the request gets it.
+            place: chooses a free slot for a request; called right before the request gets it.
         """
-        admitted = []
         for _ in range(min(self.num_waiting, self.num_admissible)):
-            request = self._waiting.popleft()
-            slot = choose_slot(request)
-            self.pool.acquire(slot)
-            request.slot = slot
+            request = self._waiting[0]
+            placement = place(request)
+            self._waiting.popleft()
+            self.pool.acquire(placement.slot)
+            request.slot = placement.slot
             request.admitted_s = time.monotonic()
             request.stats.queue_s = request.admitted_s - request.arrival_s
-            self._running[slot] = request
-            admitted.append(request)
-        return admitted
+            self._running[placement.slot] = request
+            yield request, placement
 
     def expired(self) -> list[Request]:
         """Return the requests that have waited, or run, longer than they may."""
@@ -117,10 +117,23 @@ class Scheduler:
         """Return the request of that id that waits or runs."""
         return self._by_id.get(request_id)
 
+    def explain_expiry(self, request: Request) -> str:
+        """Say of an expired request how long it took, and what is allowed."""
+        what, setting = ("ran", "generate_timeout") if request.admitted_s else ("waited for a slot", "queue_timeout")
+        since_s, limit_s = self._deadline(request)
+        return (
+            f"the request {what} for {time.monotonic() - since_s:.1f} s; allowed: {limit_s:g} s ({setting}). Ask for "
+            "less, send fewer at once, or raise it"
+        )
+
     def _is_expired(self, request: Request, now_s: float) -> bool:
+        since_s, limit_s = self._deadline(request)
+        return limit_s is not None and now_s - since_s > limit_s
+
+    def _deadline(self, request: Request) -> tuple[float, float | None]:
+        """Return since when a request waits or runs, and how long it may."""
         if request.admitted_s is None:
-            since, own, default = request.arrival_s, request.queue_timeout_s, self.options.queue_timeout_s
+            since_s, own_s, default_s = request.arrival_s, request.queue_timeout_s, self.options.queue_timeout_s
         else:
-            since, own, default = request.admitted_s, request.generate_timeout_s, self.options.generate_timeout_s
-        limit = own if own is not None else default
-        return limit is not None and now_s - since > limit
+            since_s, own_s, default_s = request.admitted_s, request.generate_timeout_s, self.options.generate_timeout_s
+        return since_s, own_s if own_s is not None else default_s

@@ -157,6 +157,8 @@ class EngineStats:
         for name in ("queue_s", "ttft_s", "tpot_s"):
             histogram: Histogram = fields[name]
             fields[name] = {"mean": histogram.mean, "count": histogram.num_observations, **_buckets(histogram)}
+        fields["finished"] = dict(self.finished)
+        fields["num_accepted_tokens_per_pos"] = list(self.num_accepted_tokens_per_pos)
         fields["rounds_by_width"] = {str(width): count for width, count in sorted(self.rounds_by_width.items())}
         return {**fields, "acceptance_rate": self.acceptance_rate, "occupancy": self.occupancy}
 

@@ -66,7 +66,7 @@ class Sampling:
         assert len(min_ps) == len(seeds) == len(temperatures)
         greedy, full, filtered = [], [], []
         for row, (t, k, p) in enumerate(zip(temperatures, top_ks, top_ps, strict=True)):
-            (greedy if t < GREEDY_BELOW else full if k is None and p >= 1.0 else filtered).append(row)
+            (greedy if t < GREEDY_BELOW else filtered if _is_filtered(k, p) else full).append(row)
         temperature = [0.0 if t < GREEDY_BELOW else t for t in temperatures]
         return cls(
             temperature_B=torch.tensor(temperature, dtype=torch.float64, device=device),
@@ -87,6 +87,15 @@ class Sampling:
         columns = self.temperature_B, self.top_k_B, self.top_p_B, self.min_p_B, self.seeds_B
         temperature, top_k, top_p, min_p, seeds = (column[list(rows)] for column in columns)
         return temperature, top_k, top_p, min_p, seeds
+
+
+def is_noisy(temperature: float, top_k: int | None, top_p: float) -> bool:
+    """Return whether a row needs noise over the whole vocabulary."""
+    return temperature >= GREEDY_BELOW and not _is_filtered(top_k, top_p)
+
+
+def _is_filtered(top_k: int | None, top_p: float) -> bool:
+    return top_k is not None or top_p < 1.0
 
 
 def batched_sample(logits_BTV: Tensor, positions_BT: Tensor, sampling: Sampling) -> Tensor:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 STEP_WIDTHS = (1, 2, 3, 4, 6, 8)
 CHUNK_WIDTHS = (16, 64, 256)
+MOST_TOKENS = 2048
+"""Of prompts in one forward, padding included: more at once is no faster, and takes memory."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +62,12 @@ class Shapes:
         return next((width for width in allowed if width >= num_tokens), allowed[-1])
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """Yield every pair of a row bucket and a width."""
-        return ((rows, width) for rows in self.row_buckets for width in (*self.step_widths, *self.chunk_widths))
+        """Yield every pair of a row bucket and a width that is fed."""
+        for rows in self.row_buckets:
+            yield from ((rows, width) for width in self.step_widths)
+            if rows <= self.chunk_rows(MOST_TOKENS):
+                widest = self.chunk_width(MOST_TOKENS, most=MOST_TOKENS // rows)
+                yield from ((rows, width) for width in self.chunk_widths if width <= widest)
 
 
 class Window(NamedTuple):

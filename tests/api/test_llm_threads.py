@@ -197,6 +197,24 @@ def test_interrupted_step_ends_the_other_threads_rows_in_abort(llm, monkeypatch)
     assert whole.token_ids[: len(last.token_ids)] == last.token_ids
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no memory to copy")], ids=["ctrl-c", "failure"])
+def test_a_prefix_that_cannot_be_copied_ends_its_request_alone(llm, monkeypatch, error):
+    prompt = "a prompt that is long enough to be copied"
+    expected = llm.generate([prompt, "x"], max_new_tokens=9, **GREEDY)
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine.cache, "copy_prefix", breaking(llm.engine.cache.copy_prefix, at_call=1, error=error))
+        patch.setattr(llm.engine.cache, "rewind", breaking(llm.engine.cache.rewind, at_call=1, error=error))
+        if isinstance(error, KeyboardInterrupt):
+            with pytest.raises(GenerationInterrupted):
+                llm.generate([prompt, "x"], max_new_tokens=9, **GREEDY)
+        else:
+            first, second = llm.generate([prompt, "x"], max_new_tokens=9, **GREEDY)
+            assert (first.finish_reason, first.error) == ("error", "the engine failed: RuntimeError: no memory to copy")
+            assert answers([second]) == answers(expected[1:])
+    assert is_idle(llm)
+    assert answers(llm.generate([prompt, "x"], max_new_tokens=9, **GREEDY)) == answers(expected)
+
+
 @pytest.mark.parametrize("place", ["propose", "hidden", "logits"])
 def test_failing_step_is_the_error_of_what_ran_in_it(llm, monkeypatch, place):
     params = [SamplingParams(max_new_tokens=n, **GREEDY) for n in (3, 40, 40, 5)]

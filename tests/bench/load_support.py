@@ -19,6 +19,7 @@ prompt_tokens: [3, 9]
 max_new_tokens: [4, 6]
 arms: [off, 2, auto]
 concurrency: [1, 3]
+requests_per_stream: 1
 least_requests: 2
 rates: [500]
 requests_per_rate: 3

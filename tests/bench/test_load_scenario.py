@@ -13,7 +13,7 @@ import pytest
 
 from litspec.api.config import EngineConfig
 from litspec.bench.gap import GapFigures, GapRun, measure_gap
-from litspec.bench.load import LoadReport, measure_load, take_turns
+from litspec.bench.load import LoadReport, check_memory, measure_load, take_turns
 from litspec.bench.load_report import draw_load, load_tables
 from litspec.bench.report import show
 from litspec.bench.scenario import BenchOptions, run_scenario
@@ -62,6 +62,14 @@ class TestTurns:
             assert all(answers == of_arms[0] for answers in of_arms)
         drafted = {arm: sum(c.stats.drafted for c in runs[1, arm][0].completions) for arm in (0, 2, 4)}
         assert drafted[0] == 0 < drafted[2] < drafted[4]
+
+
+def test_caches_of_all_arms_must_fit():
+    facts = {"weight_bytes": 40, "cache_bytes": 10, "draft_weight_bytes": 5, "draft_cache_bytes": 2}
+    facts |= {"working_bytes": 3, "available_bytes": 84}
+    check_memory(facts, 3)
+    with pytest.raises(ValueError, match="the caches of 4 arms need "):
+        check_memory(facts, 4)
 
 
 class TestGap:
@@ -205,6 +213,8 @@ class TestCommand:
             (["--repeats", "0"], "repeats was 0; allowed"),
             (["--max-new-tokens", "1"], "max_new_tokens was 1; allowed"),
             (["--num-draft-tokens", "4"], "num_draft_tokens was 4; allowed while auto is among"),
+            (["--max-batch-size", "7"], "max_batch_size was 7; allowed: at least 16, the most requests at once"),
+            (["--batching", "fixed"], "batching was fixed; allowed: continuous"),
             (["--draft", "none"], "draft was none; allowed"),
             (["--scenario", "decode", "--concurrency", "2"], "concurrency was given with the scenario decode"),
             (["--scenario", "decode", "--workload", "w.yaml"], "workload was given with the scenario decode"),

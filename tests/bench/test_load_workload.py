@@ -78,7 +78,7 @@ class TestWorkload:
         ],
     )
     def test_arms_must_fit_the_engine(self, num_draft_tokens, arms, expected):
-        config = EngineConfig(num_draft_tokens=num_draft_tokens)
+        config = EngineConfig(max_batch_size=16, num_draft_tokens=num_draft_tokens)
         with pytest.raises(ValueError, match=expected):
             check_load(replace(read_workload(), arms=arms), config)
         check_load(replace(read_workload(), arms=(0, 2)), config)

@@ -31,7 +31,7 @@ def row(limit: int = 7, rate: float = 0.5, **more) -> RowOutlook:
 
 def test_noise_costs_at_every_position_and_only_where_a_row_samples():
     costs = CostTable(costs_of(0.01).step_s, noise_s=0.3)
-    greedy, sampled = row(rate=0.6), row(rate=0.6, is_sampled=True)
+    greedy, sampled = row(rate=0.6), row(rate=0.6, is_noisy=True)
     assert (
         choose_width([sampled], costs, SHAPES).num_draft_tokens < choose_width([greedy], costs, SHAPES).num_draft_tokens
     )
@@ -102,6 +102,13 @@ def test_a_long_way_to_catch_up_must_be_paid_for_by_what_is_left():
     assert choose_width([row(rate=0.8)], costs, SHAPES).num_draft_tokens > 0
     assert choose_width([row(rate=0.8, lag_chunks=30, num_remaining=10)], costs, SHAPES).num_draft_tokens == 0
     assert choose_width([row(rate=0.8, lag_chunks=30, num_remaining=1000)], costs, SHAPES).num_draft_tokens > 0
+
+
+def test_rows_catch_up_together():
+    costs = costs_of(0.0, DraftCost(0.1, 0.1, 1.0))
+    rows = [row(rate=0.8, lag_chunks=20, num_remaining=200) for _ in range(8)]
+    chosen = choose_width(rows, costs, SHAPES).num_draft_tokens
+    assert chosen == choose_width(rows[:1], costs, SHAPES).num_draft_tokens > 0
 
 
 def test_trying_again_takes_little_time_and_goes_on():

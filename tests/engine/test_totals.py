@@ -169,3 +169,12 @@ def test_time_per_token_is_counted_after_the_first():
     assert (stats.ttft_s, stats.tpot_s) == (6.0, None)
     stats.count_tokens(3, 11.5, arrival_s=4.0)
     assert (stats.tpot_s, stats.decode_tokens_per_s, stats.to_dict()["tpot_s"]) == (0.5, 2.0, 0.5)
+
+
+def test_a_snapshot_stays_as_it_was():
+    stats = drafts(3, [3, 1])
+    stats.finished["stop"] = 1
+    before = stats.to_dict()
+    stats.count_draft(drafted=3, accepted=3)
+    stats.finished["stop"] = 2
+    assert (before["finished"], before["num_accepted_tokens_per_pos"]) == ({"stop": 1}, [2, 1, 1])

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from litspec.model.window import CHUNK_WIDTHS, Shapes, pack_window
+from litspec.model.window import CHUNK_WIDTHS, MOST_TOKENS, Shapes, pack_window
 from tests.model.tiny_gpt import consecutive, some_tokens, tiny_gpt
 
 
@@ -25,6 +25,19 @@ def test_plans(max_batch_size, num_draft_tokens, buckets, widths):
     shapes = Shapes.plan(max_batch_size=max_batch_size, num_draft_tokens=num_draft_tokens)
     assert (shapes.row_buckets, shapes.step_widths, shapes.chunk_widths) == (buckets, widths, CHUNK_WIDTHS)
     assert list(shapes) == [(b, w) for b in buckets for w in (*widths, *CHUNK_WIDTHS)]
+
+
+@pytest.mark.parametrize("num_rows", [8, 16, 64, 200])
+def test_no_shape_is_listed_that_holds_more_of_prompts_than_is_fed(num_rows):
+    shapes = Shapes.plan(max_batch_size=num_rows, num_draft_tokens=7)
+    most_rows = shapes.chunk_rows(MOST_TOKENS)
+    fed = {(rows, width) for rows in shapes.row_buckets for width in shapes.step_widths}
+    for rows in range(1, most_rows + 1):
+        bucket = shapes.row_bucket(rows)
+        for tokens in (1, 20, 70, 4000):
+            fed.add((bucket, shapes.chunk_width(tokens, most=MOST_TOKENS // bucket)))
+    assert set(shapes) == fed
+    assert len(list(shapes)) == len(fed)
 
 
 @given(st.integers(1, 40), st.integers(0, 20), st.integers(1, 400))
