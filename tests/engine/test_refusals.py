@@ -27,7 +27,7 @@ BAD: list[tuple[str, str, Callable[[], Any]]] = [
     ("stop_token_ids", "was 70000", lambda: {"stop_token_ids": [70000], "min_tokens": 5}),
     ("prompt", "prompt token 1 was 99999; allowed", lambda: {"prompt": [3, 99999]}),
     ("prompt", "the prompt has no tokens", lambda: {"prompt": []}),
-    ("bad_words", "token 1 of bad word 0 was 500", lambda: {"bad": [[3], [4, 500]]}),
+    ("bad_words", "token 1 of bad word 1 was 500", lambda: {"bad": [[3], [4, 500]]}),
     ("bad_words", f"bad_words ban all {V} tokens", lambda: {"bad": [[i] for i in range(V)]}),
     ("bad_words", "leave at least one", lambda: {"bad": [[i] for i in range(V - 1)], "eos": [V - 1]}),
     ("stop_token_ids", f"stop_token_ids ban all {V} tokens", lambda: {"stop_token_ids": [*range(V)], "min_tokens": 1}),
