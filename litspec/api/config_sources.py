@@ -17,6 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 import yaml
 
 from litspec.api.config import ConfigError, EngineConfig, ServeConfig
+from litspec.ops.folder import expanded
 
 ENVIRONMENT = {"host": "LITSPEC_HOST", "port": "LITSPEC_PORT"}
 
@@ -70,7 +71,7 @@ def find_config(name_or_path: str | os.PathLike[str]) -> Path:
     Raises:
         ConfigError: there is no such file; names the nearest one.
     """
-    given = Path(name_or_path).expanduser()
+    given = expanded(name_or_path)
     if given.is_file():
         return given
     hub = config_folder()

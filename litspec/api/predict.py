@@ -14,6 +14,7 @@ from litspec.api.messages import Failure, Order, RequestError
 from litspec.api.params import check_one_answer
 from litspec.engine.params import ParameterError, SamplingParams
 
+MAX_DEPTH = 64
 OWN_FIELDS = ("prompt", "messages", "stream")
 
 
@@ -48,6 +49,8 @@ def parse_object(body: bytes) -> dict[str, Any]:
         ) from None
     except (ValueError, RecursionError) as error:
         raise bad_request(f"the body is not valid JSON: {error}") from None
+    if _depth(value) > MAX_DEPTH:
+        raise bad_request(f"the body is nested more than {MAX_DEPTH} deep; allowed: up to that")
     if not isinstance(value, dict):
         raise bad_request(f"the body was {_show(value)}; allowed: one JSON object, with `prompt` or `messages`")
     return value
@@ -99,6 +102,18 @@ def _check_messages(messages: Any) -> list[dict[str, Any]]:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is no JSON number")
+
+
+def _depth(value: Any) -> int:
+    """Return how deep lists and objects are nested in a JSON value."""
+    depth, level = 0, [value]
+    while level := [item for outer in level if isinstance(outer, (list, dict)) for item in _items(outer)] or None:
+        depth += 1
+    return depth
+
+
+def _items(outer: list[Any] | dict[str, Any]) -> list[Any]:
+    return list(outer.values()) if isinstance(outer, dict) else outer
 
 
 def _show(value: Any) -> str:

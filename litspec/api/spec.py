@@ -179,7 +179,11 @@ class DoorSpec(LitSpec):
         self._server._callback_runner.trigger_event(
             "on_request", active_requests=self._server.active_requests, litserver=self._server
         )
-        self.request_queue.put((self.response_queue_id, ticket.uid, time.monotonic(), order))
+        try:
+            self.request_queue.put((self.response_queue_id, ticket.uid, time.monotonic(), order))
+        except BaseException:
+            self.close(ticket)
+            raise
         return ticket
 
     def close(self, ticket: Ticket) -> None:

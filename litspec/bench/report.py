@@ -13,6 +13,7 @@ from litspec.bench.decode import DecodeReport
 from litspec.bench.load import LoadReport
 from litspec.bench.load_report import draw_load, load_tables
 from litspec.bench.scenario import BenchOptions
+from litspec.ops.folder import expanded
 
 
 def show(report: DecodeReport | LoadReport, options: BenchOptions) -> None:
@@ -24,9 +25,9 @@ def show(report: DecodeReport | LoadReport, options: BenchOptions) -> None:
     if is_json_on_stdout:
         print(text)
     elif options.json_file is not None:
-        Path(options.json_file).expanduser().write_text(text + "\n", encoding="utf-8")
+        expanded(options.json_file).write_text(text + "\n", encoding="utf-8")
     if options.plot_file is not None:
-        file = Path(options.plot_file).expanduser()
+        file = expanded(options.plot_file)
         draw_load(report, file) if isinstance(report, LoadReport) else draw_ratios(report, file)
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from litspec.api.config import EngineConfig
+from litspec.ops.folder import expanded
 
 if TYPE_CHECKING:
     from litspec.bench.workload import Workload
@@ -58,7 +58,7 @@ class BenchOptions:
                 flag = name.removesuffix("_file")
                 raise ValueError(f"{flag} was given with the scenario {self.scenario}; allowed: with load alone")
         for file in (self.json_file, self.plot_file):
-            if file not in (None, "-") and not Path(file).expanduser().parent.is_dir():
+            if file not in (None, "-") and not expanded(file).parent.is_dir():
                 raise ValueError(f"{file!r} lies in a folder that does not exist; allowed: a file in one that does")
         if self.plot_file is not None and find_spec("matplotlib") is None:
             raise ValueError("a plot needs matplotlib, which is not installed; run: pip install 'litspec[bench]'")

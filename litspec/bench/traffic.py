@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from litspec.bench.decode import builtin_prompts
 from litspec.bench.workload import AUTO, Arm, Workload
-from litspec.engine.params import SamplingParams
+from litspec.engine.params import ParameterError, SamplingParams
 
 if TYPE_CHECKING:
     from litspec.api.llm import LLM
@@ -125,9 +125,15 @@ def plan_questions(llm: LLM, workload: Workload, num_questions: int) -> list[Que
     """Draw so many questions for a loaded model; fewer of a seed are the first of more.
 
     Raises:
-        ParameterError: the model has no chat template, which the built-in prompts need.
+        ValueError: the model has no chat template, which the built-in prompts need, or no room for random ones.
     """
     random = Random(workload.seed)
+    longest = workload.prompt_tokens[1]
+    if workload.prompts == "random" and longest >= llm.max_seq_length:
+        raise ValueError(
+            f"prompt_tokens went up to {longest}; allowed: up to {llm.max_seq_length - 1}, so that with a new token it "
+            f"fits max_seq_length {llm.max_seq_length}"
+        )
     prompts = _builtin_ids(llm, random) if workload.prompts == "builtin" else []
     questions = []
     for index in range(num_questions):
@@ -151,4 +157,9 @@ def _builtin_ids(llm: LLM, random: Random) -> list[list[int]]:
     """Return the token ids of the built-in prompts in a drawn order."""
     prompts = builtin_prompts()
     random.shuffle(prompts)
-    return [llm.prepare([{"role": "user", "content": p.prompt}], SamplingParams()).prompt_ids for p in prompts]
+    try:
+        return [llm.prepare([{"role": "user", "content": p.prompt}], SamplingParams()).prompt_ids for p in prompts]
+    except ParameterError as error:
+        raise ValueError(
+            f"the built-in prompts are chats, and {error}; in a workload file take `prompts: random`"
+        ) from None

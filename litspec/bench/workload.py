@@ -11,17 +11,20 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
-from pathlib import Path
 from typing import Any, Literal
 
 from litspec.api.config import MAX_AUTO_DRAFT_TOKENS, MAX_BATCH_SIZE, ConfigError, about
 from litspec.api.config_sources import check_keys, read_mapping
 from litspec.engine.params import MAX_TEMPERATURE
+from litspec.ops.folder import expanded
 
 AUTO = "auto"
 OFF = 0
 Arm = int | Literal["auto"]
 PROMPT_SOURCES = ("builtin", "random")
+
+
+MOST_REQUESTS, MOST_TOKENS = 10_000, 1_000_000
 
 
 def arm_name(arm: Arm) -> str:
@@ -47,7 +50,8 @@ def _is_list(value: Any, accepts: Callable[[Any], bool], *, least: int = 1) -> b
 
 
 def _is_range(value: Any, low: int) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and all(_is_int(v, low) for v in value) and value[0] <= value[1]
+    is_pair = isinstance(value, tuple) and len(value) == 2
+    return is_pair and all(_is_int(v, low, MOST_TOKENS) for v in value) and value[0] <= value[1]
 
 
 def _setting(allowed: str, accepts: Callable[[Any], bool]) -> Any:
@@ -84,7 +88,7 @@ class Workload:
     """
 
     seed: int = _count(0, 2**32 - 1)
-    repeats: int = _count(1)
+    repeats: int = _count(1, 1000)
     arms: tuple[Arm, ...] = _setting(
         f"a list of off, auto and numbers of draft tokens up to {MAX_AUTO_DRAFT_TOKENS}, each once",
         lambda value: _is_list(value, lambda arm: arm == AUTO or _is_int(arm, OFF, MAX_AUTO_DRAFT_TOKENS)),
@@ -93,26 +97,26 @@ class Workload:
         f"a list of different integers from 1 to {MAX_BATCH_SIZE}",
         lambda value: _is_list(value, lambda level: _is_int(level, 1, MAX_BATCH_SIZE), least=0),
     )
-    requests_per_stream: int = _count(1)
-    least_requests: int = _count(1)
+    requests_per_stream: int = _count(1, MOST_REQUESTS)
+    least_requests: int = _count(1, MOST_REQUESTS)
     rates: tuple[float, ...] = _setting(
         "a list of different numbers above 0, in requests a second",
         lambda value: _is_list(value, _is_positive, least=0),
     )
-    requests_per_rate: int = _count(1)
+    requests_per_rate: int = _count(1, MOST_REQUESTS)
     prompts: str = _setting(", ".join(PROMPT_SOURCES), lambda value: value in PROMPT_SOURCES)
     prompt_tokens: tuple[int, int] = _setting(
-        "the shortest and the longest length, as in [16, 64]", lambda value: _is_range(value, 1)
+        f"the shortest and the longest length up to {MOST_TOKENS}, as in [16, 64]", lambda value: _is_range(value, 1)
     )
     max_new_tokens: tuple[int, int] = _setting(
-        "the lowest and the highest limit, from 2, as in [16, 24]", lambda value: _is_range(value, 2)
+        f"the lowest and the highest limit, from 2 to {MOST_TOKENS}, as in [16, 24]", lambda value: _is_range(value, 2)
     )
     temperatures: tuple[float, ...] = _setting(
         f"a list of different numbers from 0 to {MAX_TEMPERATURE}",
         lambda value: _is_list(value, lambda item: _is_number(item, 0.0, MAX_TEMPERATURE)),
     )
     gap_rows: int = _count(0, MAX_BATCH_SIZE - 1)
-    gap_prompt_tokens: int = _count(1)
+    gap_prompt_tokens: int = _count(1, MOST_TOKENS)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -141,7 +145,7 @@ def read_workload(path: str | None = None, overrides: Mapping[str, Any] | None =
     """
     with as_file(files("litspec.bench").joinpath("load.yaml")) as defaults:
         values = read_mapping(defaults)
-    sources = [(read_mapping(Path(path).expanduser()), f" (in {path})")] if path is not None else []
+    sources = [(read_mapping(expanded(path)), f" (in {path})")] if path is not None else []
     origin: dict[str, str] = {}
     for settings, where in sources:
         check_keys(settings, [item.name for item in dataclasses.fields(Workload)], where)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from litspec.engine.params import ParameterError
+from litspec.engine.params import ParameterError, shown
 from litspec.engine.request import Request
 
 
@@ -31,7 +31,7 @@ def check_request(request: Request, *, context: int, vocab_size: int, most_draft
     params = request.params
     check_token_ids(request.prompt_ids, vocab_size, "prompt token {}", "prompt")
     check_token_ids(params.stop_token_ids, vocab_size, "stop_token_ids[{}]", "stop_token_ids")
-    check_token_ids(params.logit_bias or (), vocab_size, "key {} of logit_bias", "logit_bias")
+    check_token_ids(params.logit_bias or (), vocab_size, "a key of logit_bias", "logit_bias")
     for index, word in enumerate(request.bad_words_ids):
         check_token_ids(word, vocab_size, f"token {{}} of bad word {index}", "bad_words")
     words = {word[0] for word in request.bad_words_ids if len(word) == 1}
@@ -55,5 +55,5 @@ def check_token_ids(token_ids: Iterable[int], vocab_size: int, place: str, param
     for index, token_id in enumerate(token_ids):
         if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
             raise ParameterError(
-                f"{place.format(index)} was {token_id!r}; allowed: ids from 0 to {vocab_size - 1}", param=param
+                f"{place.format(index)} was {shown(token_id)}; allowed: ids from 0 to {vocab_size - 1}", param=param
             )

@@ -238,6 +238,15 @@ class SamplingParams(BaseModel):
         return self if self.seed is not None else self.model_copy(update={"seed": secrets.randbits(63)})
 
 
+def shown(value: Any) -> str:
+    """Return a value as messages show it: its repr, of which a long one is cut."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python prints no integer of more than some thousand digits
+        return "a huge integer"
+    return text if len(text) <= 100 else f"{text[:100]}…"
+
+
 def _is_token_id(value: Any) -> TypeGuard[int]:
     """Whether a value can be a token id at all; what the vocabulary has, the engine knows."""
     return type(value) is int and 0 <= value < 2**31
@@ -264,9 +273,11 @@ def _biases(value: Any) -> dict[int, float] | None:
         is_decimal = isinstance(key, str) and key.isascii() and key.isdecimal() and len(key) <= 10
         token_id = int(key) if is_decimal else key
         if not _is_token_id(token_id):
-            raise ValueError(f"allowed: token ids from 0 as keys, which {key!r} is not")
+            raise ValueError(f"allowed: token ids from 0 as keys, which {shown(key)} is not")
         if type(bias) not in (int, float) or not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise ValueError(f"allowed: numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, which {bias!r} for {key!r} is not")
+            raise ValueError(
+                f"allowed: numbers from {-MAX_BIAS:g} to {MAX_BIAS:g}, which {shown(bias)} for {shown(key)} is not"
+            )
         if token_id in biases:
             raise ValueError(f"allowed: every token id once, which {token_id} is not")
         biases[token_id] = float(bias)
@@ -278,8 +289,8 @@ def _explain(error: ValidationError, given: Mapping[str, Any]) -> ParameterError
     name = str(first["loc"][0]) if first["loc"] else None
     if first["type"] == "extra_forbidden":
         known = ", ".join(SamplingParams.model_fields)
-        return ParameterError(f"unknown sampling parameter {name!r}; known: {known}", param=name)
+        return ParameterError(f"unknown sampling parameter {shown(name)}; known: {known}", param=name)
     reason = first["msg"].removeprefix("Value error, ")
     reason = reason if reason.startswith("allowed:") else f"allowed: {reason[0].lower()}{reason[1:]}"
     value = given.get(name) if name else None
-    return ParameterError(f"{name} was {value!r}; {reason}", param=name)
+    return ParameterError(f"{name} was {shown(value)}; {reason}", param=name)

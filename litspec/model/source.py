@@ -24,17 +24,12 @@ from litspec.model.embedded import (
     take_embedded,
 )
 from litspec.model.hub import Snapshot, find_in_cache, snapshot_download, take_from_hub
+from litspec.ops.folder import cache_dir, expanded
 
 __all__ = ["EMBEDDED_MODELS", "SourceError", "cache_dir", "download", "resolve_model"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _OTHER_NAMES = ("debug",)
-
-
-def cache_dir() -> Path:
-    """Return the folder for downloaded models: `$LITSPEC_CACHE`, or ~/.cache/litspec."""
-    given = os.environ.get("LITSPEC_CACHE")
-    return Path(given).expanduser().absolute() if given else Path.home() / ".cache" / "litspec"
 
 
 def resolve_model(
@@ -58,7 +53,7 @@ def resolve_model(
     if name in EMBEDDED_MODELS:
         model = EMBEDDED_MODELS[name]
         return find_embedded(model, cache_dir() / name) or _take(model, progress=progress, fetch=fetch)
-    path = Path(name).expanduser()
+    path = expanded(name)
     if name and path.exists():
         return _check_path(path)
     if _is_hub_id(name):

@@ -345,3 +345,8 @@ def test_tokenizer_beyond_the_embedding_is_refused(tmp_path):  # TK-07's last ha
     folder = save_checkpoint(tmp_path, rows=350)
     with pytest.raises(ValueError, match=r"the tokenizer has token 350 .* but the model's embedding has 350 rows"):
         load_checkpoint(folder)
+
+
+def test_debug_takes_no_other_tokenizer(tmp_path):
+    with pytest.raises(ValueError, match='allowed with model "debug": None'):
+        load_debug(tokenizer=tmp_path)

@@ -78,6 +78,9 @@ def test_a_stream_says_what_the_plain_answer_says(server: ServerProcess):
     ("body", "param", "words"),
     [
         (b"{", None, "JSON"),
+        (b'{"messages": [{"role": "user", "content": "x", "k": ' + b"[" * 900 + b"]" * 900 + b"}]}", None, "64 deep"),
+        (b'{"prompt": "x", "n": 2}', "n", "n was 2"),
+        (b'{"prompt": "x", "top_k": "' + b"y" * 9000 + b'"}', "top_k", "y…"),
         (b"", None, "JSON"),
         (b'{"prompt": "\xff"}', None, "Unicode"),
         (b"[" * 100_000, None, "JSON"),

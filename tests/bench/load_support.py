@@ -8,7 +8,7 @@ from typing import Any
 from litspec.bench.drive import Run, Timeline
 from litspec.bench.figures import ArmFigures, LevelFigures
 from litspec.bench.workload import AUTO, Workload, read_workload
-from litspec.engine.params import SamplingParams
+from litspec.engine.params import ParameterError, SamplingParams
 from litspec.engine.request import Completion, Request
 from litspec.engine.stats import RequestStats
 from tests.engine.support import make_engine
@@ -45,7 +45,7 @@ class SmallLLM:
 
     def prepare(self, prompt: Any, params: SamplingParams, *, request_id: str | None = None) -> Request:
         if isinstance(prompt[0], dict):
-            raise ValueError("the model has no chat template")
+            raise ParameterError("this model has no chat template", param="messages")
         self._count += 1
         return Request(request_id or f"r{self._count}", list(prompt), params)
 

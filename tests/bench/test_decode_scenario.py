@@ -37,7 +37,7 @@ class FakeGPT:
     """After the prompt and the tokens 1, 2 the tokens 3 and 4 score `gap` apart."""
 
     gap = 0.0
-    embedding = torch.zeros(1)
+    device, dtype = torch.device("cpu"), torch.float32
 
     def __call__(self, idx: torch.Tensor) -> torch.Tensor:
         assert idx.tolist() == [[9, 9, 1, 2]]

@@ -208,6 +208,8 @@ class TestCommand:
         [
             (["--workload", "{tmp}/none.yaml"], "none.yaml cannot be read"),
             (["--workload", "{tmp}/typo.yaml"], "did you mean repeats?"),
+            (["--workload", "~nobody-of-this-name/x"], "path was '~nobody-of-this-name/x'"),
+            (["--json", "~nobody-of-this-name/x"], "path was '~nobody-of-this-name/x'"),
             (["--concurrency", "1,x"], "concurrency was '1,x'; allowed: integers with commas"),
             (["--concurrency", "0"], "concurrency was [0]; allowed"),
             (["--repeats", "0"], "repeats was 0; allowed"),

@@ -203,8 +203,14 @@ class TestTraffic:
         assert {"top_k", "top_p", "min_p", "repetition_penalty", "temperature", "seed"} <= off.model_fields_set
 
     def test_builtin_prompts_need_a_chat_template(self, llm):
-        with pytest.raises(ValueError, match="chat template"):
+        with pytest.raises(ValueError, match="chat template; in a workload file take `prompts: random`"):
             plan_questions(llm, read_workload(), 1)
+
+    def test_random_prompts_must_fit_the_context(self, tmp_path, llm):
+        workload = tiny_workload(tmp_path, prompt_tokens=(1, 255))
+        assert plan_questions(llm, workload, 1)
+        with pytest.raises(ValueError, match="prompt_tokens went up to 256; allowed: up to 255"):
+            plan_questions(llm, replace(workload, prompt_tokens=(1, 256)), 1)
 
 
 def test_level_names():

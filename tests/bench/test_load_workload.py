@@ -52,7 +52,7 @@ class TestWorkload:
             ("max_new_tokens: 8", "max_new_tokens was 8; allowed: the lowest and the highest limit"),
             ("max_new_tokens: [1, 8]", "max_new_tokens was [1, 8]; allowed"),
             ("temperatures: [2.5]", "temperatures was [2.5]; allowed: a list of different numbers from 0 to 2.0"),
-            ("repeats: 0", "repeats was 0; allowed: an integer from 1 (in {file})"),
+            ("repeats: 0", "repeats was 0; allowed: an integer from 1 to 1000 (in {file})"),
             ("repeats: true", "repeats was True; allowed"),
             ("seed: -1", "seed was -1; allowed: an integer from 0"),
             ("gap_rows: -1", "gap_rows was -1; allowed: an integer from 0"),

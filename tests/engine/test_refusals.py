@@ -15,7 +15,7 @@ from tests.engine.support import TINY, ask, assert_idle, make_engine, random_pro
 
 V = TINY.vocab_size
 BAD: list[tuple[str, str, Callable[[], Any]]] = [
-    ("logit_bias", "key 0 of logit_bias was 900001; allowed: ids from 0", lambda: {"logit_bias": {"900001": 1}}),
+    ("logit_bias", "a key of logit_bias was 900001; allowed: ids from 0", lambda: {"logit_bias": {"900001": 1}}),
     ("logit_bias", f"logit_bias was {V}; allowed: ids from 0 to {V - 1}", lambda: {"logit_bias": {0: 1, V: 1}}),
     ("logit_bias", "which '-1' is not", lambda: {"logit_bias": {"-1": 1}}),
     ("logit_bias", "which 'abc' is not", lambda: {"logit_bias": {"abc": 1}}),
