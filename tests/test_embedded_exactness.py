@@ -73,7 +73,8 @@ def opened() -> OpenedModel:
 @pytest.fixture(scope="module")
 def gpt(opened, two_threads) -> GPT:
     gpt = GPT(opened.config, max_seq_length=512)
-    gpt.load(opened.tensors)
+    assert opened.checkpoint is not None
+    gpt.load(opened.checkpoint.packed_tensors())  # as it is served
     return gpt
 
 

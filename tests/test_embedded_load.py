@@ -54,7 +54,8 @@ def target(opened) -> Iterator[CompiledGPT]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     gpt = GPT(opened.config, max_seq_length=CONTEXT)
-    gpt.load(opened.tensors)
+    assert opened.checkpoint is not None
+    gpt.load(opened.checkpoint.packed_tensors())  # as it is served
     yield CompiledGPT(gpt, "none")
     torch.set_num_threads(before)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from litspec.engine.engine import Engine
 from litspec.engine.options import EngineOptions
 from litspec.engine.params import ParameterError, SamplingParams
 from litspec.model.chat_template import ChatTemplate
-from litspec.model.checkpoint import Checkpoint, open_checkpoint
+from litspec.model.checkpoint import Checkpoint, PackedSize, open_checkpoint
 from litspec.model.compile import CompiledGPT, CompileMode, import_ahead
 from litspec.model.config import Config
 from litspec.model.debug import DEBUG_DRAFT, DEBUG_TARGET, random_tensors
@@ -33,6 +33,7 @@ from litspec.model.placement import available_bytes, empty_modules, resolve_devi
 from litspec.model.source import resolve_model
 from litspec.model.tokenizer import ByteTokenizer, Tokenizer, check_vocabulary, first_difference, load_tokenizer
 from litspec.model.window import Shapes
+from litspec.ops.kernels import load_kernels
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class OpenedModel:
         name: as the user gave it.
         tensors: yields the weights when they are wanted.
         generation_config: sampling defaults that it brings.
+        checkpoint: the file or folder that it lies in; None for `debug`.
     """
 
     name: str
@@ -52,6 +54,12 @@ class OpenedModel:
     template: ChatTemplate | None
     generation_config: Mapping[str, Any]
     eos_token_ids: frozenset[int]
+    checkpoint: Checkpoint | None = None
+
+    @property
+    def packed_size(self) -> PackedSize:
+        """What of it can stay packed."""
+        return PackedSize() if self.checkpoint is None else self.checkpoint.packed_size
 
 
 def open_model(
@@ -73,6 +81,8 @@ def open_model(
         )
     name = os.fspath(name)
     if name == "debug":
+        if tokenizer is not None:
+            raise ValueError(f'tokenizer was {os.fspath(tokenizer)!r}; allowed with model "debug": None, its own bytes')
         config = DEBUG_DRAFT if role == "draft" else DEBUG_TARGET
         tokens = ByteTokenizer()
         return OpenedModel(name, config, random_tensors(config), tokens, None, {}, tokens.eos_token_ids)
@@ -91,6 +101,7 @@ def open_model(
         template=template,
         generation_config=_sampling_defaults(checkpoint),
         eos_token_ids=checkpoint.eos_token_ids or tokens.eos_token_ids,
+        checkpoint=checkpoint,
     )
 
 
@@ -130,9 +141,12 @@ def build_engine(target: OpenedModel, config: EngineConfig) -> tuple[Engine, Mem
     layers = config.early_exit_layers
     if layers is not None:
         check_num_layers(target.config, layers)
+    packs = stays_packed(device, dtype, [target] if draft is None else [target, draft])
     plan = MemoryPlan.of(
         target.config,
         None if draft is None else draft.config,
+        packed=target.packed_size if packs else PackedSize(),
+        draft_packed=draft.packed_size if packs and draft is not None else PackedSize(),
         dtype=dtype,
         num_slots=config.max_batch_size,
         max_seq_length=config.max_seq_length,
@@ -147,14 +161,14 @@ def build_engine(target: OpenedModel, config: EngineConfig) -> tuple[Engine, Mem
         )
     shapes = Shapes.plan(max_batch_size=config.max_batch_size, num_draft_tokens=config.most_draft_tokens)
     import_ahead(config.compile)
-    model = _fill(target, device, dtype, plan.max_seq_length, config.compile)
+    model = _fill(target, device, dtype, plan.max_seq_length, config.compile, packs=packs)
     cache = model.new_cache(config.max_batch_size)
     proposer: Proposer | None = None
     if layers is not None:
         proposer = EarlyExitProposer(model, cache, num_layers=layers, shapes=shapes)
     elif draft is not None:
         context = min(plan.max_seq_length, draft.config.block_size)
-        smaller = _fill(draft, device, dtype, context, config.compile)
+        smaller = _fill(draft, device, dtype, context, config.compile, packs=packs)
         proposer = ModelProposer(
             smaller, num_slots=config.max_batch_size, shapes=shapes, vocab_size=target.config.vocab_size
         )
@@ -169,6 +183,12 @@ def build_engine(target: OpenedModel, config: EngineConfig) -> tuple[Engine, Mem
         options=_engine_options(config),
     )
     return engine, plan
+
+
+def stays_packed(device: torch.device, dtype: torch.dtype, models: Sequence[OpenedModel]) -> bool:
+    """Return whether weights stay packed: kernels multiply them on the CPU, in float32 at the most."""
+    has_any = any(model.packed_size.numbers for model in models)
+    return device.type == "cpu" and dtype != torch.float64 and has_any and load_kernels()
 
 
 def _engine_options(config: EngineConfig) -> EngineOptions:
@@ -192,9 +212,9 @@ def check_same_tokenizer(target: OpenedModel, draft: OpenedModel) -> None:
 
 @torch.inference_mode()
 def _fill(
-    opened: OpenedModel, device: torch.device, dtype: torch.dtype, context: int, mode: CompileMode
+    opened: OpenedModel, device: torch.device, dtype: torch.dtype, context: int, mode: CompileMode, *, packs: bool
 ) -> CompiledGPT:
     with empty_modules(device, dtype):
         gpt = GPT(opened.config, max_seq_length=context)
-    gpt.load(opened.tensors)
+    gpt.load(opened.checkpoint.packed_tensors() if packs and opened.checkpoint is not None else opened.tensors)
     return CompiledGPT(gpt, mode)

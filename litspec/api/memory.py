@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
 from litspec.engine.speculative import LOGITS_AT_ONCE
+from litspec.model.checkpoint import PackedSize
 from litspec.model.config import Config
 from litspec.model.window import CHUNK_WIDTHS, MOST_TOKENS
 
@@ -41,6 +42,7 @@ class MemoryPlan:
         num_draft_tokens: the most draft tokens of a round.
         device: where it all lies; for people only.
         available_bytes: what is free there before anything is loaded.
+        packed, draft_packed: what of target and draft stays packed.
     """
 
     target: Config
@@ -51,6 +53,8 @@ class MemoryPlan:
     num_draft_tokens: int
     device: str
     available_bytes: int
+    packed: PackedSize = field(default_factory=PackedSize)
+    draft_packed: PackedSize = field(default_factory=PackedSize)
 
     @classmethod
     def of(
@@ -64,6 +68,8 @@ class MemoryPlan:
         num_draft_tokens: int,
         device: str,
         available_bytes: int,
+        packed: PackedSize | None = None,
+        draft_packed: PackedSize | None = None,
     ) -> MemoryPlan:
         """Plan a load.
 
@@ -80,7 +86,8 @@ class MemoryPlan:
                 f"allowed: 2 to {target.block_size}"
             )
         context = max_seq_length or usual_max_seq_length(target)
-        plan = cls(target, draft, dtype, num_slots, context, num_draft_tokens, device, available_bytes)
+        sizes = (packed or PackedSize(), draft_packed or PackedSize())
+        plan = cls(target, draft, dtype, num_slots, context, num_draft_tokens, device, available_bytes, *sizes)
         while max_seq_length is None and plan._takes_too_much and plan.max_seq_length > LEAST_DEFAULT_MAX_SEQ_LENGTH:
             halved = plan.max_seq_length // 2 // STEP * STEP
             plan = replace(plan, max_seq_length=max(halved, LEAST_DEFAULT_MAX_SEQ_LENGTH))
@@ -91,7 +98,7 @@ class MemoryPlan:
     @property
     def weight_bytes(self) -> int:
         """The target's weights and its RoPE tables."""
-        return _weight_bytes(self.target, self.dtype, self.max_seq_length)
+        return _weight_bytes(self.target, self.packed, self.dtype, self.max_seq_length)
 
     @property
     def cache_bytes(self) -> int:
@@ -101,7 +108,9 @@ class MemoryPlan:
     @property
     def draft_weight_bytes(self) -> int:
         """The draft's weights and its RoPE tables; 0 without a draft that is a model."""
-        return 0 if self.draft is None else _weight_bytes(self.draft, self.dtype, self._context(self.draft))
+        if self.draft is None:
+            return 0
+        return _weight_bytes(self.draft, self.draft_packed, self.dtype, self._context(self.draft))
 
     @property
     def draft_cache_bytes(self) -> int:
@@ -229,9 +238,10 @@ def readable(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:.1f} MiB" if num_bytes < 10 * 2**30 else f"{num_bytes / 2**30:.1f} GiB"
 
 
-def _weight_bytes(model: Config, dtype: torch.dtype, context: int) -> int:
+def _weight_bytes(model: Config, packed: PackedSize, dtype: torch.dtype, context: int) -> int:
     wide = torch.promote_types(dtype, torch.float32).itemsize
-    return _num_parameters(model) * dtype.itemsize + 2 * context * model.head_size * wide
+    plain = (_num_parameters(model) - packed.numbers) * dtype.itemsize
+    return plain + packed.num_bytes + 2 * context * model.head_size * wide
 
 
 @functools.cache

@@ -204,9 +204,9 @@ def _is_tie(llm: LLM, prompt: Prompt, common_ids: list[int], candidates: set[int
     prompt_ids = llm.prepare(_messages(prompt), SamplingParams()).prompt_ids
     gpt = cast("CompiledGPT", llm.engine.target).gpt
     with torch.inference_mode():
-        idx = torch.tensor([prompt_ids + common_ids], device=gpt.embedding.device)
+        idx = torch.tensor([prompt_ids + common_ids], device=gpt.device)
         scores = gpt(idx)[0, -1, sorted(candidates)]
-    return float(scores.max() - scores.min()) <= tie_tolerance(float(scores.max()), gpt.embedding.dtype)
+    return float(scores.max() - scores.min()) <= tie_tolerance(float(scores.max()), gpt.dtype)
 
 
 def tie_tolerance(score: float, dtype: torch.dtype) -> float:

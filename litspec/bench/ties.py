@@ -94,7 +94,7 @@ def compare(gpt: GPT, questions: Sequence[Question], answers: Sequence[Answer]) 
 def is_tie(gpt: GPT, question: Question, common_ids: Sequence[int], candidates: tuple[int, int]) -> bool:
     """Return whether two tokens after a common text are both so near to the best that rounding may prefer either."""
     tokens = [*question.prompt_ids, *common_ids]
-    device = gpt.embedding.device
+    device = gpt.device
     logits_11V = gpt(torch.tensor([tokens], device=device))[:, -1:]
     top = float(logits_11V.max())
     if question.temperature < GREEDY_BELOW:
@@ -105,4 +105,4 @@ def is_tie(gpt: GPT, question: Question, common_ids: Sequence[int], candidates: 
         seed_B, position_BT = torch.tensor([question.seed], device=device), torch.tensor([[len(tokens)]], device=device)
         scores_V = (scores_11V + gumbel_noise(seed_B, position_BT, ids_V))[0, 0]
     worst = float(scores_V.max() - scores_V[list(candidates)].min())
-    return worst <= tie_tolerance(top, gpt.embedding.dtype)
+    return worst <= tie_tolerance(top, gpt.dtype)

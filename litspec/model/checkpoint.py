@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +26,26 @@ class CheckpointError(ValueError):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor as its file's header describes it; `read` fetches it in the layout that GPT wants."""
+    """One tensor as its file's header describes it; `read` fetches it in the layout that GPT wants.
+
+    Attributes:
+        read_packed: fetches it packed (ops/packed.py), with the same numbers; None where it has no packed form.
+        packed_bytes: what it takes then.
+    """
 
     name: str
     file: Path
     shape: tuple[int, ...]
     read: Callable[[], Tensor] = field(repr=False)
+    read_packed: Callable[..., Tensor] | None = field(default=None, repr=False)
+    packed_bytes: int = 0
+
+
+class PackedSize(NamedTuple):
+    """How many of a model's numbers stay packed, and in how many bytes."""
+
+    numbers: int = 0
+    num_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -72,6 +86,22 @@ class Checkpoint:
             if name == "embedding" and self.replaced_head is not None:
                 self._warn_of_head(tensor, self.replaced_head)
             yield name, tensor
+
+    def packed_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what `tensors` does, but packed where the file has it so.
+
+        Raises:
+            CheckpointError: as `tensors`.
+        """
+        for name in self.config.parameter_shapes():
+            stored = self.stored[name]
+            yield name, (stored.read if stored.read_packed is None else stored.read_packed)()
+
+    @property
+    def packed_size(self) -> PackedSize:
+        """What of the model `packed_tensors` yields packed."""
+        packed = [stored for stored in self.stored.values() if stored.read_packed is not None]
+        return PackedSize(sum(math.prod(s.shape) for s in packed), sum(s.packed_bytes for s in packed))
 
     def _warn_of_head(self, embedding_VC: Tensor, head: StoredTensor) -> None:
         if not torch.equal(embedding_VC, head.read()):

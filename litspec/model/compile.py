@@ -79,7 +79,7 @@ class CompiledGPT:
     @property
     def device(self) -> torch.device:
         """Where the weights lie."""
-        return self.gpt.embedding.device
+        return self.gpt.device
 
     @property
     def num_shapes(self) -> int:

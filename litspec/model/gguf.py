@@ -1,12 +1,13 @@
 """Checkpoints in one GGUF file, as llama.cpp writes and quantises them.
 
-Only the header is read when a file is opened; each tensor is fetched, and dequantised to float32, when it is asked
-for. GGUF stores a Llama's q and k with the two halves of each head interleaved (llama.cpp turns neighbours, litspec
-turns halves); that is undone here, so that nothing else has to know of it.
+Only the header is read when a file is opened; each tensor is fetched when it is asked for, dequantised to float32 or
+packed as it is. GGUF stores a Llama's q and k with the two halves of each head interleaved (llama.cpp turns neighbours,
+litspec turns halves); that is undone here, so that nothing else has to know of it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ from litspec.model.checkpoint import Checkpoint, CheckpointError, StoredTensor, 
 from litspec.model.config import Config
 from litspec.model.gguf_config import config_from_gguf
 from litspec.model.gguf_metadata import GgufError, GgufTensor, read_header
+from litspec.ops.packed import filled_up, pack
 
 _EMBEDDING, _ROPE_FREQS = "token_embd.weight", "rope_freqs.weight"
 _TOP_NAMES = {"embedding": _EMBEDDING, "norm": "output_norm.weight", "head": "output.weight"}
@@ -107,7 +109,18 @@ def _in_halves(config: Config, name: str, tensor: StoredTensor) -> StoredTensor:
     heads = {"q": config.n_head, "k": config.n_query_groups}.get(name.split(".")[-1].removesuffix("_bias"))
     if heads is None:
         return tensor
-    return StoredTensor(tensor.name, tensor.file, tensor.shape, partial(_read_in_halves, tensor.read, heads))
+    read_packed = None
+    if tensor.read_packed is not None:
+        order = torch.arange(tensor.shape[0]).view(heads, -1, 2).transpose(1, 2).flatten()
+        read_packed = partial(tensor.read_packed, order)
+    return StoredTensor(
+        tensor.name,
+        tensor.file,
+        tensor.shape,
+        partial(_read_in_halves, tensor.read, heads),
+        read_packed,
+        tensor.packed_bytes,
+    )
 
 
 def _read_in_halves(read: Callable[[], Tensor], heads: int) -> Tensor:
@@ -166,6 +179,7 @@ _TYPES = {
     8: _Type("Q8_0", 32, 34, _decode_q8_0),
     30: _Type("BF16", 1, 2, lambda blocks: blocks.view(np.int16)),  # numpy has no bfloat16: see _read_tensor
 }
+_PACKED = ("Q4_0", "Q4_1", "Q8_0")
 
 
 def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
@@ -191,17 +205,45 @@ def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
             f"{path.stat().st_size:,}; fetch it again"
         )
     read = partial(_read_tensor, path, tensor, kind, num_bytes)
-    return StoredTensor(name=tensor.name, file=path, shape=tensor.shape, read=read)
+    if kind.name not in _PACKED or len(tensor.shape) != 2:
+        return StoredTensor(name=tensor.name, file=path, shape=tensor.shape, read=read)
+    return StoredTensor(
+        name=tensor.name,
+        file=path,
+        shape=tensor.shape,
+        read=read,
+        read_packed=partial(_read_packed, path, tensor, kind, num_bytes),
+        packed_bytes=math.prod(filled_up(tensor.shape)) // kind.block_size * kind.block_bytes,
+    )
 
 
 def _read_tensor(path: Path, tensor: GgufTensor, kind: _Type, num_bytes: int) -> Tensor:
+    raw = _read_bytes(path, tensor.offset, num_bytes)
+    decoded = torch.from_numpy(kind.decode(raw.reshape(-1, kind.block_bytes))).reshape(tensor.shape)
+    return decoded.view(torch.bfloat16) if kind.name == "BF16" else decoded
+
+
+def _read_packed(path: Path, tensor: GgufTensor, kind: _Type, num_bytes: int, order: Tensor | None = None) -> Tensor:
+    """Return a tensor packed, its rows in another order if one is given; the numbers and scales stay what they are."""
+    num_rows, num_inputs = tensor.shape
+    raw = torch.from_numpy(_read_bytes(path, tensor.offset, num_bytes)).view(num_rows, -1, kind.block_bytes)
+    raw = raw if order is None else raw[order]
+    scales = raw[..., 0:2].contiguous().view(torch.float16)[..., 0]
+    if kind.name == "Q8_0":
+        return pack(raw[..., 2:].view(torch.int8).reshape(num_rows, num_inputs), scales, bits=8)
+    minima = raw[..., 2:4].contiguous().view(torch.float16)[..., 0] if kind.name == "Q4_1" else None
+    pairs = raw[..., -16:]  # input i in the low half of byte i, input 16 + i in the high half
+    numbers = torch.cat((pairs & 15, pairs >> 4), dim=-1).view(num_rows, num_inputs)
+    return pack(numbers, scales, minima, bits=4)
+
+
+def _read_bytes(path: Path, offset: int, num_bytes: int) -> np.ndarray:
     with path.open("rb") as file:
-        file.seek(tensor.offset)
+        file.seek(offset)
         raw = np.fromfile(file, dtype=np.uint8, count=num_bytes)
     if raw.size != num_bytes:
         raise CheckpointError(f"{path} was cut short while it was read; fetch it again")
-    decoded = torch.from_numpy(kind.decode(raw.reshape(-1, kind.block_bytes))).reshape(tensor.shape)
-    return decoded.view(torch.bfloat16) if kind.name == "BF16" else decoded
+    return raw
 
 
 def _type_name(kind: int) -> str:

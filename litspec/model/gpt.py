@@ -19,6 +19,7 @@ from litspec.model.rope import rope_table
 from litspec.ops.attention import cached_attention, uncached_attention
 from litspec.ops.index2d import index_select_2d
 from litspec.ops.layers import apply_rope, linear, rms_norm, silu_mul
+from litspec.ops.packed import filled_up, is_packed, packed_rows, packed_shape
 
 BlockFunction = Callable[..., Tensor]
 
@@ -125,18 +126,20 @@ class GPT(nn.Module):
         self.norm = nn.Parameter(torch.empty(config.n_embd), requires_grad=False)
         if not config.tie_embeddings:
             self.head = nn.Parameter(torch.empty(config.vocab_size, config.n_embd), requires_grad=False)
-        wide = torch.promote_types(self.embedding.dtype, torch.float32)
+        self.dtype, self.device = self.embedding.dtype, self.embedding.device
+        wide = torch.promote_types(self.dtype, torch.float32)
         cos_MD, sin_MD = rope_table(config.rope, config.head_size, self.max_seq_length)
         self._logits_dtype = wide
-        device = self.embedding.device
-        self.register_buffer("cos_MD", cos_MD.to(device, wide), persistent=False)
-        self.register_buffer("sin_MD", sin_MD.to(device, wide), persistent=False)
+        self.register_buffer("cos_MD", cos_MD.to(self.device, wide), persistent=False)
+        self.register_buffer("sin_MD", sin_MD.to(self.device, wide), persistent=False)
         self.cos_MD: Tensor
         self.sin_MD: Tensor
-        self.layer_weights = [layer.weights for layer in self.layers if isinstance(layer, Layer)]
+        self.layer_weights = self._list_weights()
 
     def load(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Fill the tensors from (name, tensor) pairs by the names of `Config.parameter_shapes`; each is cast.
+
+        A packed one (ops/packed.py) takes the place of the tensor as it is.
 
         Raises:
             ValueError: for a name or shape that does not belong, or tensors that are missing.
@@ -146,12 +149,22 @@ class GPT(nn.Module):
         for name, tensor in tensors:
             if name not in missing:
                 raise ValueError(f"tensor {name!r} does not belong to this model, or came twice")
-            if tensor.shape != own[name].shape:
-                raise ValueError(f"tensor {name!r} was {tuple(tensor.shape)}; the config says {tuple(own[name].shape)}")
-            own[name].copy_(tensor)
+            shape = tuple(own[name].shape)
+            if is_packed(tensor) and packed_shape(tensor) == filled_up(shape):
+                owner, _, last = name.rpartition(".")
+                setattr(self.get_submodule(owner), last, nn.Parameter(tensor.to(self.device), requires_grad=False))
+            elif tensor.shape == shape:
+                own[name].copy_(tensor)
+            else:
+                found = packed_shape(tensor) if is_packed(tensor) else tuple(tensor.shape)
+                raise ValueError(f"tensor {name!r} was {found}; the config says {shape}")
             missing.remove(name)
+        self.layer_weights = self._list_weights()
         if missing:
             raise ValueError(f"{len(missing)} tensors are missing, the first is {min(missing)!r}")
+
+    def _list_weights(self) -> list[tuple[Tensor | None, ...]]:
+        return [layer.weights for layer in self.layers if isinstance(layer, Layer)]
 
     def new_cache(self, num_slots: int) -> KVCache:
         """Return an empty cache for this model with `num_slots` slots of `max_seq_length` positions."""
@@ -161,8 +174,8 @@ class GPT(nn.Module):
             n_query_groups=self.config.n_query_groups,
             max_seq_length=self.max_seq_length,
             head_size=self.config.head_size,
-            dtype=self.embedding.dtype,
-            device=self.embedding.device,
+            dtype=self.dtype,
+            device=self.device,
         )
 
     def hidden(
@@ -185,7 +198,10 @@ class GPT(nn.Module):
                 if cache is not None and slots is not None
                 else torch.arange(T, device=idx.device).expand(B, T)
             )
-        x_BTC = index_select_2d(self.embedding, 0, idx)
+        if is_packed(self.embedding):
+            x_BTC = packed_rows(self.embedding, idx, self.dtype)
+        else:
+            x_BTC = index_select_2d(self.embedding, 0, idx)
         cos_BTD = index_select_2d(self.cos_MD, 0, input_pos)
         sin_BTD = index_select_2d(self.sin_MD, 0, input_pos)
         for layer, weights in enumerate(self.layer_weights[:num_layers]):
@@ -199,7 +215,7 @@ class GPT(nn.Module):
         """Return the logits of hidden states (…, C): (…, V), float32 (float64 in a float64 model)."""
         head = self.embedding if self.config.tie_embeddings else self.head
         logits = linear(rms_norm(hidden, self.norm, self.config.norm_eps), head)
-        return logits.to(self._logits_dtype)
+        return logits[..., : self.config.vocab_size].to(self._logits_dtype)  # a packed head is filled up
 
     def forward(
         self,

@@ -18,6 +18,7 @@ from litspec.ops.attention import cached_attention
 from litspec.ops.index2d import index_select_2d
 from litspec.ops.layers import apply_rope, linear, rms_norm, silu_mul
 from litspec.ops.noise import gumbel_noise
+from litspec.ops.packed import BLOCK_ROWS
 
 _DROPPED_METHODS = ("align_as", "align_to", "has_names", "refine_names", "rename")
 
@@ -56,7 +57,8 @@ def _like_first(first: Any, *_: Any) -> TensorProxy:
 
 
 def _linear_meta(x: Any, weight: Any, bias: Any = None) -> TensorProxy:
-    return TensorProxy(like=x, shape=(*x.shape[:-1], weight.shape[0]))
+    out = weight.shape[0] * BLOCK_ROWS if weight.dtype == dtypes.uint8 else weight.shape[0]
+    return TensorProxy(like=x, shape=(*x.shape[:-1], out))
 
 
 def _index_select_2d_meta(t: Any, dim: int, idx: Any, *, rows_B: Any = None) -> TensorProxy:

@@ -10,15 +10,20 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from litspec.ops.packed import is_packed, packed_linear
+
 FEW_TOKENS = 32
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x · weightᵀ + bias; x (…, in), weight (out, in), bias (out,).
+    """Return x · weightᵀ + bias; x (…, in), weight (out, in) or packed (ops/packed.py), bias (out,).
 
     On the CPU a few tokens are multiplied as (weight · xᵀ)ᵀ: torch's GEMM reads a large weight faster from the left,
     and that is what a window costs (tests/benchmarks/LOG.md).
     """
+    if is_packed(weight):
+        y = packed_linear(x, weight)
+        return y if bias is None else y + bias
     num_tokens = x.numel() // x.shape[-1]
     if x.is_cuda or not 1 < num_tokens <= FEW_TOKENS:
         return F.linear(x, weight, bias)

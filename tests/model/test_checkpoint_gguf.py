@@ -18,7 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from litspec.model.checkpoint import CheckpointError, open_checkpoint
+from litspec.model.gpt import GPT
 from litspec.model.source import resolve_model
+from litspec.ops.packed import is_packed, unpack
 from tests.model.tiny_checkpoints import our_logits, patch_type, some_tokens, their_logits, tiny_model, write_gguf
 
 UP = "blk.1.ffn_up.weight"
@@ -170,6 +172,39 @@ def test_types_are_decoded_bit_for_bit(kind, seed, llama, tmp_path_factory):
     assert ours.dtype == stored
     expected = [n for block in raw.reshape(-1, block_bytes) for n in decode_block(kind, block.tobytes())]
     assert ours.float().numpy().tobytes() == np.array(expected, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_packed_tensors_hold_the_same_numbers(kind, arch, tmp_path):
+    model = tiny_model(arch)
+    parts = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    names = [*(f"blk.{layer}.{part}.weight" for layer in (0, 1) for part in parts), "output.weight"]
+    file = write_gguf(tmp_path / "tiny.gguf", model, arch=arch, types=dict.fromkeys(names, kind))
+    checkpoint = open_checkpoint(file)
+    plain, packed = dict(checkpoint.tensors()), dict(checkpoint.packed_tensors())
+    found = {name: tensor for name, tensor in packed.items() if is_packed(tensor)}
+    assert len(found) == len(names)
+    for name, tensor in packed.items():
+        numbers = unpack(tensor)[: len(plain[name])] if name in found else tensor
+        assert numbers.equal(plain[name].float()), name
+    numbers = sum(plain[name].numel() for name in found)
+    assert checkpoint.packed_size == (numbers, sum(tensor.numel() for tensor in found.values()))
+
+
+@pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
+def test_packed_models_answer_as_their_dequantised_weights(kind, tmp_path):
+    model, idx = tiny_model("llama"), some_tokens(20)
+    names = [f"blk.{layer}.{part}.weight" for layer in (0, 1) for part in ("attn_q", "attn_k", "ffn_up", "ffn_down")]
+    names += ["output.weight", "token_embd.weight"]
+    file = write_gguf(tmp_path / "tiny.gguf", model, arch="llama", types=dict.fromkeys(names, kind))
+    checkpoint = open_checkpoint(file)
+    gpt = GPT(checkpoint.config)
+    gpt.load(checkpoint.packed_tensors())
+    assert is_packed(gpt.embedding) and is_packed(gpt.head)
+    with torch.inference_mode():
+        found = gpt(idx)
+    torch.testing.assert_close(found, our_logits(checkpoint, idx), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.BF16, Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])

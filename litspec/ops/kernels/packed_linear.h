@@ -1,0 +1,37 @@
+// What the instruction sets' versions of the packed linear have in common: the layout, and the call.
+//
+// A packed weight is (out / 16, in / 32, BYTES): a block of 16 output rows and 32 inputs lies together.
+//   4 bits: for each 8 inputs 16 words, one a row, with input j of the 8 in bits 4j to 4j + 3;
+//   8 bits: for each input 16 signed bytes, one a row;
+// then 16 scales, and with 4 bits and a minimum 16 of these, as half precision.
+#pragma once
+
+#include <cstdint>
+
+namespace litspec {
+
+constexpr int BLOCK_ROWS = 16, GROUP = 32;
+constexpr int NIBBLES = BLOCK_ROWS * GROUP / 2, HALVES = 2 * BLOCK_ROWS;
+constexpr int Q4_0 = NIBBLES + HALVES, Q4_1 = NIBBLES + 2 * HALVES, Q8_0 = BLOCK_ROWS * GROUP + HALVES;
+
+// Activations of a call: x as the format wants it, scaled by a power of two for each place in a word (see `scale_of`),
+// and the sum of each group of 32 as it was.
+struct Activations {
+  const float* x;
+  const float* sums;
+  int64_t num_tokens;
+  int64_t num_groups;
+};
+
+// A nibble at bits 4j of a word is masked and not shifted, so it counts 2^4j times; the activation makes up for it. The
+// highest one would reach the sign and is shifted down.
+inline float scale_of(int bytes, int64_t input) {
+  const int j = int(input % 8);
+  return bytes == Q8_0 || j == 7 ? 1.0f : 1.0f / float(1 << 4 * j);
+}
+
+// Computes rows [first_block * 16, last_block * 16) of y (tokens, out).
+using LinearBlocks = void (*)(const uint8_t* weight, int bytes, int64_t first_block, int64_t last_block,
+                              const Activations& activations, float* y, int64_t out);
+
+}  // namespace litspec
