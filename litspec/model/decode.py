@@ -16,7 +16,7 @@ from torch import Tensor
 
 from litspec.kvcache import KVCache
 from litspec.model.edits import LogitEdits
-from litspec.ops.sample import draw_from_candidates, draw_from_vocabulary, filter_threshold, scaled_scores
+from litspec.ops.sample import draw_from_candidates, draw_token, filter_threshold, scaled_scores
 
 GREEDY_BELOW = 1e-5
 SHORTLIST = 256
@@ -144,9 +144,8 @@ def _sample(
     if sampling.full_rows:
         rows = sampling.full_rows
         temperature, _, _, min_p, seeds = sampling.rows(rows)
-        scores = scaled_scores(_take(logits_BTV, rows), temperature)
-        floor = min_p.log()[:, None]  # the best score is 0
-        parts.append((rows, draw_from_vocabulary(scores, floor, seeds, _take(positions_BT, rows))))
+        floor = min_p.log()  # the best score is 0
+        parts.append((rows, draw_token(_take(logits_BTV, rows), temperature, floor, seeds, _take(positions_BT, rows))))
     if sampling.filtered_rows:
         rows = sampling.filtered_rows
         temperature, top_k, top_p, min_p, seeds = sampling.rows(rows)

@@ -13,6 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from litspec.ops.index2d import index_copy_2d_
+from litspec.ops.kernels import WIDEST_LANES, has_kernel
+
+WIDEST_HEAD = 256
+"""Of the attention kernel."""
 
 
 def positions_mask(input_pos_BT: Tensor, num_keys: int) -> Tensor:
@@ -64,6 +68,9 @@ def cached_attention(
 ) -> Tensor:
     """Write K and V at their positions, then attend over each row's own slot.
 
+    In float32 on the CPU a kernel does it, whose cost follows each row's own length and whose result for a token does
+    not depend on what stands beside it. What follows is said of the plain definition.
+
     The number of keys read is found in here, so no caller and no trace depends on it. On the CPU it is one past the
     highest position of the batch: a step's cost follows the length in use and not `max_seq_length`. On a GPU the host
     would have to wait for it, so all keys are read and the mask hides the rest.
@@ -81,6 +88,23 @@ def cached_attention(
     Returns:
         (B, T, H, D). The caches are changed and not returned: what reads them later is another call of this function.
     """
+    if has_kernel(q_BTHD) and q_BTHD.shape[-1] % WIDEST_LANES == 0 and q_BTHD.shape[-1] <= WIDEST_HEAD:
+        tensors = (q_BTHD, k_BTKD, v_BTKD, k_cache_SKMD, v_cache_SKMD, slots_B.contiguous(), input_pos_BT.contiguous())
+        return torch.ops.litspec.cached_attention(*tensors, scale, "")
+    return plain_cached_attention(q_BTHD, k_BTKD, v_BTKD, k_cache_SKMD, v_cache_SKMD, slots_B, input_pos_BT, scale)
+
+
+def plain_cached_attention(
+    q_BTHD: Tensor,
+    k_BTKD: Tensor,
+    v_BTKD: Tensor,
+    k_cache_SKMD: Tensor,
+    v_cache_SKMD: Tensor,
+    slots_B: Tensor,
+    input_pos_BT: Tensor,
+    scale: float,
+) -> Tensor:
+    """Do what `cached_attention` does by its definition."""
     index_copy_2d_(k_cache_SKMD, 2, input_pos_BT, k_BTKD.transpose(1, 2), rows_B=slots_B)
     index_copy_2d_(v_cache_SKMD, 2, input_pos_BT, v_BTKD.transpose(1, 2), rows_B=slots_B)
     num_keys = k_cache_SKMD.shape[2] if q_BTHD.is_cuda else int(input_pos_BT.max()) + 1

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from litspec.ops.kernels import WIDEST_LANES, has_kernel
 from litspec.ops.packed import is_packed, packed_linear
 
 FEW_TOKENS = 32
@@ -33,6 +34,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Return x / sqrt(mean(x²) + eps) · weight over the last dimension (Zhang and Sennrich, arXiv 1910.07467)."""
+    if has_kernel(x):
+        return torch.ops.litspec.rms_norm(x.contiguous(), weight, eps, "")
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     normed = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return normed.to(x.dtype) * weight
@@ -40,6 +43,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 def apply_rope(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
     """Rotate the pairs (i, i + D/2) of each head by its position's angles (Su et al., arXiv 2104.09864)."""
+    if has_kernel(x_BTHD) and x_BTHD.shape[-1] % (2 * WIDEST_LANES) == 0:
+        return torch.ops.litspec.apply_rope(x_BTHD.contiguous(), cos_BTD.contiguous(), sin_BTD.contiguous(), "")
     half = x_BTHD.shape[-1] // 2
     rotated = torch.cat((-x_BTHD[..., half:], x_BTHD[..., :half]), dim=-1)
     cos, sin = cos_BTD[:, :, None], sin_BTD[:, :, None]
@@ -48,4 +53,6 @@ def apply_rope(x_BTHD: Tensor, cos_BTD: Tensor, sin_BTD: Tensor) -> Tensor:
 
 def silu_mul(gate: Tensor, up: Tensor) -> Tensor:
     """Return silu(gate) · up, the gated half of SwiGLU (Shazeer, arXiv 2002.05202)."""
+    if has_kernel(gate):
+        return torch.ops.litspec.silu_mul(gate.contiguous(), up.contiguous(), "")
     return F.silu(gate) * up

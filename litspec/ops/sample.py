@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from litspec.ops.kernels import has_kernel
 from litspec.ops.noise import gumbel_noise
 
 
@@ -81,6 +82,27 @@ def filter_threshold(
         is_exact_BT = is_exact_BT | ((floor_BT > lowest_BT) & (knows_k_BT | ~has_top_p_B1))
         score_BT = torch.maximum(score_BT, floor_BT)
     return Threshold(score_BT, is_exact_BT if vocab_size > N else torch.ones_like(is_exact_BT))
+
+
+def draw_token(
+    logits_BTV: Tensor, temperature_B: Tensor, floor_B: Tensor, seeds_B: Tensor, positions_BT: Tensor
+) -> Tensor:
+    """Draw a token id for every position from the whole vocabulary; (B, T).
+
+    On the CPU a kernel does it, which computes the noise of the few tokens that can win at all.
+
+    Args:
+        logits_BTV: the logits; banned tokens have -inf.
+        temperature_B: float64, above 0.
+        floor_B: float64, the lowest score that is kept, counted from the best one's 0; -inf keeps all.
+        seeds_B: int64.
+        positions_BT: int64, the absolute position of the token to be drawn.
+    """
+    if has_kernel(logits_BTV):
+        tensors = (logits_BTV, temperature_B, floor_B, seeds_B, positions_BT)
+        return torch.ops.litspec.draw_token(*(t.contiguous() for t in tensors))
+    scores_BTV = scaled_scores(logits_BTV, temperature_B)
+    return draw_from_vocabulary(scores_BTV, floor_B[:, None], seeds_B, positions_BT)
 
 
 def draw_from_vocabulary(scores_BTV: Tensor, threshold_BT: Tensor, seeds_B: Tensor, positions_BT: Tensor) -> Tensor:

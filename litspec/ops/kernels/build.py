@@ -32,6 +32,7 @@ X86_FLAGS = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mfma", "-mf16c"),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
 }
+FOR_EACH_SET = ("packed_linear.cpp", "block.cpp")
 WAYS = ("auto", "required", "off")
 
 
@@ -107,12 +108,13 @@ def _compile(compiler: str, sets: dict[str, tuple[str, ...]], *, is_x86: bool, l
     includes = [f"-I{torch_folder / 'include'}", f"-I{torch_folder / 'include/torch/csrc/api/include'}"]
     defined = ["-DLITSPEC_X86"] if is_x86 else []
     with tempfile.TemporaryDirectory(dir=library.parent) as name:
-        objects = [Path(name, f"{isa}.o") for isa in sets] + [Path(name, "bindings.o")]
         commands = [
-            [*FLAGS, *flags, f"-DLITSPEC_ISA={isa}", f"-DLITSPEC_ISA_{isa.upper()}", "packed_linear.cpp"]
+            [*FLAGS, *flags, f"-DLITSPEC_ISA={isa}", f"-DLITSPEC_ISA_{isa.upper()}", source]
             for isa, flags in sets.items()
+            for source in FOR_EACH_SET
         ]
-        commands.append([*FLAGS, "-fopenmp", *defined, *includes, "bindings.cpp"])
+        commands += [[*FLAGS, "sample.cpp"], [*FLAGS, "-fopenmp", *defined, *includes, "bindings.cpp"]]
+        objects = [Path(name, f"{number}.o") for number in range(len(commands))]
         running = [
             subprocess.Popen(
                 [compiler, *command, "-c", "-o", str(target)], cwd=SOURCES, stderr=subprocess.PIPE, text=True

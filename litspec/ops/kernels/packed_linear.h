@@ -30,8 +30,4 @@ inline float scale_of(int bytes, int64_t input) {
   return bytes == Q8_0 || j == 7 ? 1.0f : 1.0f / float(1 << 4 * j);
 }
 
-// Computes rows [first_block * 16, last_block * 16) of y (tokens, out).
-using LinearBlocks = void (*)(const uint8_t* weight, int bytes, int64_t first_block, int64_t last_block,
-                              const Activations& activations, float* y, int64_t out);
-
 }  // namespace litspec
