@@ -88,7 +88,7 @@ def compiled(gpt) -> dict[CompileMode, CompiledGPT]:
 def ties(gpt) -> Iterator[TieRule]:
     rule = TieRule(gpt)
     yield rule
-    rule.assert_few_ties()
+    rule.assert_no_ties()
 
 
 @pytest.fixture(scope="module")

@@ -154,4 +154,4 @@ def test_requests_under_load_say_what_each_says_alone(target, pool, alone, count
     assert engine.stats.prefix_hits > count // 8
     assert engine.stats.num_accepted_tokens > count // 8
     print(engine.stats.occupancy, engine.stats.prefix_hits, engine.stats.acceptance_rate)
-    rule.assert_few_ties()
+    rule.assert_no_ties()

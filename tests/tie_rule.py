@@ -1,9 +1,8 @@
-"""The tie rule of float32 comparisons: two runs may part only where rounding decides.
+"""The tie rule of float32 comparisons: whether two runs part only where rounding decides.
 
-A forward of one token and of a window differ in their last bits. So where two runs of a request part, the target's
-scores are computed once more, and each of the two tokens must be within 1e-4 of being drawn, where the boundary of
-top_k (a score) or top_p (a probability) may itself move by 1e-4. Nothing is retried, ties are counted, and few are
-allowed.
+Where two runs of a request part, the target's scores are computed once more, and each of the two tokens must be within
+1e-4 of being drawn, where the boundary of top_k (a score) or top_p (a probability) may itself move by 1e-4. Nothing is
+retried, and ties are counted: a model as it is served on the CPU, all of whose kernels do each row by itself, has none.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from litspec.ops.noise import gumbel_noise
 from litspec.ops.sample import filter_threshold, scaled_scores
 
 TOLERANCE = 1e-4
-ALLOWED_SHARE = 0.02
 
 
 class TieRule:
@@ -55,10 +53,9 @@ class TieRule:
             assert gap <= TOLERANCE, f"token {parting} of prompt {prompt[:8]}… differs at a gap of {gap}"
             self.num_ties += 1
 
-    def assert_few_ties(self) -> None:
-        """Assert that at most 2 % of the requests met a tie (or one, where they are fewer than 50)."""
-        print(f"{self.num_ties} of {self.num_requests} requests met a tie")
-        assert self.num_ties <= max(1, ALLOWED_SHARE * self.num_requests)
+    def assert_no_ties(self) -> None:
+        """Assert that rounding never decided: all tokens of all runs were equal."""
+        assert self.num_requests > 0 and self.num_ties == 0, f"{self.num_ties} of {self.num_requests} met a tie"
 
     @torch.inference_mode()
     def gap(self, tokens: list[int], params: SamplingParams, a: int, b: int) -> float:

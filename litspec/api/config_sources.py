@@ -17,7 +17,7 @@ from typing import Any, TypeVar, get_type_hints
 import yaml
 
 from litspec.api.config import ConfigError, EngineConfig, ServeConfig
-from litspec.ops.folder import expanded
+from litspec.paths import expanded
 
 ENVIRONMENT = {"host": "LITSPEC_HOST", "port": "LITSPEC_PORT"}
 

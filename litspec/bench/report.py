@@ -13,7 +13,7 @@ from litspec.bench.decode import DecodeReport
 from litspec.bench.load import LoadReport
 from litspec.bench.load_report import draw_load, load_tables
 from litspec.bench.scenario import BenchOptions
-from litspec.ops.folder import expanded
+from litspec.paths import expanded
 
 
 def show(report: DecodeReport | LoadReport, options: BenchOptions) -> None:

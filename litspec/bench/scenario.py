@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from litspec.api.config import EngineConfig
-from litspec.ops.folder import expanded
+from litspec.paths import expanded
 
 if TYPE_CHECKING:
     from litspec.bench.workload import Workload

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from litspec.api.config import MAX_AUTO_DRAFT_TOKENS, MAX_BATCH_SIZE, ConfigError, about
 from litspec.api.config_sources import check_keys, read_mapping
 from litspec.engine.params import MAX_TEMPERATURE
-from litspec.ops.folder import expanded
+from litspec.paths import expanded
 
 AUTO = "auto"
 OFF = 0

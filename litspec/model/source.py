@@ -24,7 +24,7 @@ from litspec.model.embedded import (
     take_embedded,
 )
 from litspec.model.hub import Snapshot, find_in_cache, snapshot_download, take_from_hub
-from litspec.ops.folder import cache_dir, expanded
+from litspec.paths import cache_dir, expanded
 
 __all__ = ["EMBEDDED_MODELS", "SourceError", "cache_dir", "download", "resolve_model"]
 

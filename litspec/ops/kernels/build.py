@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from filelock import FileLock
 
-from litspec.ops.folder import cache_dir
+from litspec.paths import cache_dir
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-std=c++20", "-O3", "-fPIC", "-ffp-contract=off", "-w")
