@@ -4,6 +4,7 @@ FROM python:3.12-slim
 # Where PyTorch's wheels come from, if not from the default index: --build-arg PIP_EXTRA_INDEX_URL=…
 ARG PIP_EXTRA_INDEX_URL
 
+RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /var/lib/apt/lists/*
 RUN useradd --create-home --uid 1000 litspec
 WORKDIR /app
 COPY --chown=litspec pyproject.toml README.md LICENSE ./

@@ -312,7 +312,11 @@ def _integers(name: str, text: str) -> tuple[int, ...]:
 def _download(arguments: Namespace) -> int:
     from litspec.model.source import download
 
-    print(download(arguments.name))
+    folder = download(arguments.name)
+    from litspec.ops.kernels import load_kernels
+
+    load_kernels()  # compiled here, so that the first answer need not wait for it
+    print(folder)
     return 0
 
 

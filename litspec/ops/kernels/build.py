@@ -36,7 +36,7 @@ FOR_EACH_SET = ("packed_linear.cpp", "block.cpp")
 WAYS = ("auto", "required", "off")
 
 
-class KernelError(RuntimeError):
+class KernelError(ValueError):
     """The kernels are required and cannot be had."""
 
 
