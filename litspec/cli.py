@@ -291,30 +291,22 @@ def _chat(arguments: Namespace) -> int:
 
 def _bench(arguments: Namespace) -> int:
     from litspec.api.config import EngineConfig
-    from litspec.bench.scenario import BenchOptions, run_scenario
+    from litspec.bench.scenario import BenchOptions, integers, run_scenario
 
     values, keys = vars(arguments), {name: flag.replace("-", "_") for name, (flag, _, _) in BENCH_FLAGS.items()}
     given = {name: values[key] for name, key in keys.items() if key in values}
     if "concurrency" in given:
-        given["concurrency"] = _integers("concurrency", given["concurrency"])
+        given["concurrency"] = integers("concurrency", given["concurrency"])
     options = BenchOptions(**given)
     run_scenario(options, _config(arguments, EngineConfig, defaults=options.engine_defaults()))
     return 0
 
 
-def _integers(name: str, text: str) -> tuple[int, ...]:
-    words = [word.strip() for word in text.split(",")]
-    if not all(word.isdecimal() for word in words):
-        raise UsageError(f"{name} was {text!r}; allowed: integers with commas between them, as in 1,4,16")
-    return tuple(int(word) for word in words)
-
-
 def _download(arguments: Namespace) -> int:
     from litspec.model.source import download
-
-    folder = download(arguments.name)
     from litspec.ops.kernels import load_kernels
 
+    folder = download(arguments.name)
     load_kernels()  # compiled here, so that the first answer need not wait for it
     print(folder)
     return 0

@@ -82,6 +82,18 @@ class BenchOptions:
         return {"max_batch_size": self.workload().num_slots, "num_draft_tokens": "auto", "prefix_reuse": False}
 
 
+def integers(name: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of a flag such as "1,4,16".
+
+    Raises:
+        ValueError: it is something else.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() for word in words):
+        raise ValueError(f"{name} was {text!r}; allowed: integers with commas between them, as in 1,4,16")
+    return tuple(int(word) for word in words)
+
+
 def run_scenario(options: BenchOptions, config: EngineConfig) -> None:
     """Measure one scenario and show its report."""
     from litspec.bench.report import show
