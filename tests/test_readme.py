@@ -27,7 +27,7 @@ from litspec.cli import _parse
 from litspec.engine.params import SamplingParams
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "CONTRIBUTING.md", "docs/deploy.md", "docs/engine.md")
+PAGES = ("README.md", "CONTRIBUTING.md", "docs/deploy.md", "docs/engine.md", "docs/kernels.md")
 START_S = 120
 
 
