@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +21,7 @@ from litspec.model.checkpoint import Checkpoint, CheckpointError, StoredTensor, 
 from litspec.model.config import Config
 from litspec.model.gguf_config import config_from_gguf
 from litspec.model.gguf_metadata import GgufError, GgufTensor, read_header
+from litspec.model.gguf_types import PACKED, TYPES, Type
 from litspec.ops.packed import filled_up, pack
 
 _EMBEDDING, _ROPE_FREQS = "token_embd.weight", "rope_freqs.weight"
@@ -129,66 +130,13 @@ def _read_in_halves(read: Callable[[], Tensor], heads: int) -> Tensor:
     return tensor.unflatten(0, (heads, -1, 2)).transpose(1, 2).reshape(tensor.shape)
 
 
-class _Type(NamedTuple):
-    """A storage type: blocks of `block_size` numbers in `block_bytes` bytes, and how (N, block_bytes) is decoded."""
-
-    name: str
-    block_size: int
-    block_bytes: int
-    decode: Callable[[np.ndarray], np.ndarray]
-
-
-def _scales(two_bytes: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(two_bytes).view(np.float16).astype(np.float32)
-
-
-def _nibbles(blocks: np.ndarray) -> np.ndarray:
-    """Return the 32 numbers 0-15 of 16 bytes: all low halves first, then all high halves."""
-    numbers = np.empty((len(blocks), 32), dtype=np.float32)
-    numbers[:, :16] = blocks & np.uint8(0x0F)
-    numbers[:, 16:] = blocks >> np.uint8(4)
-    return numbers
-
-
-def _decode_q8_0(blocks: np.ndarray) -> np.ndarray:
-    numbers = blocks[:, 2:].view(np.int8).astype(np.float32)
-    numbers *= _scales(blocks[:, :2])
-    return numbers
-
-
-def _decode_q4_0(blocks: np.ndarray) -> np.ndarray:
-    numbers = _nibbles(blocks[:, 2:])
-    numbers -= np.float32(8)
-    numbers *= _scales(blocks[:, :2])
-    return numbers
-
-
-def _decode_q4_1(blocks: np.ndarray) -> np.ndarray:
-    numbers = _nibbles(blocks[:, 4:])
-    numbers *= _scales(blocks[:, :2])
-    numbers += _scales(blocks[:, 2:4])
-    return numbers
-
-
-# numpy, since torch's thread pool costs more than these many small steps when the processors are busy
-_TYPES = {
-    0: _Type("F32", 1, 4, lambda blocks: blocks.view(np.float32)),
-    1: _Type("F16", 1, 2, lambda blocks: blocks.view(np.float16)),
-    2: _Type("Q4_0", 32, 18, _decode_q4_0),
-    3: _Type("Q4_1", 32, 20, _decode_q4_1),
-    8: _Type("Q8_0", 32, 34, _decode_q8_0),
-    30: _Type("BF16", 1, 2, lambda blocks: blocks.view(np.int16)),  # numpy has no bfloat16: see _read_tensor
-}
-_PACKED = ("Q4_0", "Q4_1", "Q8_0")
-
-
 def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
     """Check one tensor's type and extent, and return it."""
-    kind = _TYPES.get(tensor.kind)
+    kind = TYPES.get(tensor.kind)
     if kind is None:
         raise CheckpointError(
             f"{path}: {tensor.name} is stored as {_type_name(tensor.kind)}; allowed: "
-            f"{', '.join(known.name for known in _TYPES.values())}; take the model in one of these, such as Q8_0"
+            f"{', '.join(known.name for known in TYPES.values())}; take the model in one of these, such as Q8_0"
         )
     count = 1
     for size in tensor.shape:
@@ -205,7 +153,7 @@ def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
             f"{path.stat().st_size:,}; fetch it again"
         )
     read = partial(_read_tensor, path, tensor, kind, num_bytes)
-    if kind.name not in _PACKED or len(tensor.shape) != 2:
+    if kind.name not in PACKED or len(tensor.shape) != 2:
         return StoredTensor(name=tensor.name, file=path, shape=tensor.shape, read=read)
     return StoredTensor(
         name=tensor.name,
@@ -217,13 +165,13 @@ def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
     )
 
 
-def _read_tensor(path: Path, tensor: GgufTensor, kind: _Type, num_bytes: int) -> Tensor:
+def _read_tensor(path: Path, tensor: GgufTensor, kind: Type, num_bytes: int) -> Tensor:
     raw = _read_bytes(path, tensor.offset, num_bytes)
     decoded = torch.from_numpy(kind.decode(raw.reshape(-1, kind.block_bytes))).reshape(tensor.shape)
     return decoded.view(torch.bfloat16) if kind.name == "BF16" else decoded
 
 
-def _read_packed(path: Path, tensor: GgufTensor, kind: _Type, num_bytes: int, order: Tensor | None = None) -> Tensor:
+def _read_packed(path: Path, tensor: GgufTensor, kind: Type, num_bytes: int, order: Tensor | None = None) -> Tensor:
     """Return a tensor packed, its rows in another order if one is given; the numbers and scales stay what they are."""
     num_rows, num_inputs = tensor.shape
     raw = torch.from_numpy(_read_bytes(path, tensor.offset, num_bytes)).view(num_rows, -1, kind.block_bytes)

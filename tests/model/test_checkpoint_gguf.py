@@ -143,6 +143,36 @@ def decode_block(kind: Kind, block: bytes) -> list[np.float32]:
     return [np.float32(nibble) * scale + minimum for nibble in nibbles]
 
 
+def decode_k_block(kind: Kind, block: bytes) -> list[np.float32]:
+    """Decode one block of 256 by ggml's published layout, a number at a time."""
+    if kind == Kind.Q6_K:
+        lows, highs, scales = block[:128], block[128:192], np.frombuffer(block[192:208], np.int8)
+        scale = np.float32(np.frombuffer(block[208:], np.float16)[0])
+        found = []
+        for n in range(256):
+            half, place = divmod(n, 128)
+            quarter, i = divmod(place, 32)
+            low = lows[64 * half + 32 * (quarter % 2) + i] >> 4 * (quarter // 2) & 15
+            high = highs[32 * half + i] >> 2 * quarter & 3
+            found.append(scale * np.float32(scales[n // 16]) * np.float32((low | high << 4) - 32))
+        return found
+    scale, minimum = (np.float32(np.frombuffer(block[at : at + 2], np.float16)[0]) for at in (0, 2))
+    sixes, numbers = block[4:16], block[-128:]
+    found = []
+    for n in range(256):
+        group, i = divmod(n, 32)
+        if group < 4:
+            own_scale, own_minimum = sixes[group] & 63, sixes[group + 4] & 63
+        else:
+            own_scale = sixes[group + 4] & 15 | sixes[group - 4] >> 6 << 4
+            own_minimum = sixes[group + 4] >> 4 | sixes[group] >> 6 << 4
+        number = numbers[32 * (group // 2) + i] >> 4 * (group % 2) & 15
+        if kind == Kind.Q5_K:
+            number |= (block[16 + i] >> group & 1) << 4
+        found.append(np.float32(number) * (scale * np.float32(own_scale)) - minimum * np.float32(own_minimum))
+    return found
+
+
 def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> np.ndarray:
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(seed)
@@ -151,6 +181,10 @@ def random_blocks(kind: Kind, rows: int, columns: int, seed: int) -> np.ndarray:
         blocks = generator.standard_normal((rows, columns), np.float32).view(np.uint8)
     elif kind == Kind.BF16:
         blocks[..., 1] &= 0xBF  # finite
+    elif kind in (Kind.Q4_K, Kind.Q5_K, Kind.Q6_K):
+        halves = slice(208, 210) if kind == Kind.Q6_K else slice(0, 4)
+        scales = generator.standard_normal((*blocks.shape[:2], (halves.stop - halves.start) // 2)).astype(np.float16)
+        blocks[..., halves] = scales.view(np.uint8)
     else:  # the scale, and Q4_1's minimum
         halves = 2 if kind == Kind.Q4_1 else 1
         scales = generator.standard_normal((*blocks.shape[:2], halves)).astype(np.float16)
@@ -172,6 +206,19 @@ def test_types_are_decoded_bit_for_bit(kind, seed, llama, tmp_path_factory):
     assert ours.dtype == stored
     expected = [n for block in raw.reshape(-1, block_bytes) for n in decode_block(kind, block.tobytes())]
     assert ours.float().numpy().tobytes() == np.array(expected, np.float32).tobytes()
+
+
+@pytest.mark.parametrize("kind", [Kind.Q4_K, Kind.Q5_K, Kind.Q6_K])
+@pytest.mark.parametrize("seed", range(4))
+def test_k_types_are_decoded_bit_for_bit_and_as_gguf_does(kind, seed, tmp_path):
+    model = tiny_model("llama", intermediate_size=512)
+    raw = random_blocks(kind, rows=64, columns=512, seed=seed)
+    name, (_, block_bytes) = "blk.0.ffn_down.weight", gguf.GGML_QUANT_SIZES[kind]
+    file = write_gguf(tmp_path / "tiny.gguf", model, arch="llama", types={name: kind}, extra={name: raw})
+    ours = tensors_by_gguf_name(file)[name]
+    expected = [n for block in raw.reshape(-1, block_bytes) for n in decode_k_block(kind, block.tobytes())]
+    assert ours.numpy().tobytes() == np.array(expected, np.float32).tobytes()
+    assert np.allclose(ours.numpy(), gguf.quants.dequantize(raw, kind), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])
@@ -245,7 +292,7 @@ def test_quantised_rows_that_are_no_multiple_of_32_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [(Kind.Q4_K, "Q4_K"), (Kind.Q6_K, "Q6_K"), (Kind.F64, "F64"), (250, "the unknown type 250")]
+    ("kind", "name"), [(Kind.Q3_K, "Q3_K"), (Kind.IQ4_NL, "IQ4_NL"), (Kind.F64, "F64"), (250, "the unknown type 250")]
 )
 def test_other_types_are_refused_before_anything_is_read(kind, name, file, monkeypatch):
     patch_type(file, UP, kind)
