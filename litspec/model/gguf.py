@@ -21,8 +21,8 @@ from litspec.model.checkpoint import Checkpoint, CheckpointError, StoredTensor, 
 from litspec.model.config import Config
 from litspec.model.gguf_config import config_from_gguf
 from litspec.model.gguf_metadata import GgufError, GgufTensor, read_header
-from litspec.model.gguf_types import PACKED, TYPES, Type
-from litspec.ops.packed import filled_up, pack
+from litspec.model.gguf_types import TYPES, Type, parts_of
+from litspec.ops.packed import BLOCK_ROWS, GROUP, PACKED, filled_up, pack
 
 _EMBEDDING, _ROPE_FREQS = "token_embd.weight", "rope_freqs.weight"
 _TOP_NAMES = {"embedding": _EMBEDDING, "norm": "output_norm.weight", "head": "output.weight"}
@@ -161,7 +161,7 @@ def _stored(path: Path, tensor: GgufTensor) -> StoredTensor:
         shape=tensor.shape,
         read=read,
         read_packed=partial(_read_packed, path, tensor, kind, num_bytes),
-        packed_bytes=math.prod(filled_up(tensor.shape)) // kind.block_size * kind.block_bytes,
+        packed_bytes=math.prod(filled_up(tensor.shape)) // (BLOCK_ROWS * GROUP) * PACKED[kind.name],
     )
 
 
@@ -176,6 +176,14 @@ def _read_packed(path: Path, tensor: GgufTensor, kind: Type, num_bytes: int, ord
     num_rows, num_inputs = tensor.shape
     raw = torch.from_numpy(_read_bytes(path, tensor.offset, num_bytes)).view(num_rows, -1, kind.block_bytes)
     raw = raw if order is None else raw[order]
+    if kind.block_size > GROUP:
+        parts = parts_of(kind.name, raw.numpy().reshape(-1, kind.block_bytes))
+        return pack(
+            torch.from_numpy(parts.numbers).reshape(num_rows, num_inputs),
+            torch.from_numpy(parts.scales).reshape(num_rows, -1),
+            None if parts.minima is None else torch.from_numpy(parts.minima).reshape(num_rows, -1),
+            bits=4 if kind.name == "Q4_K" else 8,
+        )
     scales = raw[..., 0:2].contiguous().view(torch.float16)[..., 0]
     if kind.name == "Q8_0":
         return pack(raw[..., 2:].view(torch.int8).reshape(num_rows, num_inputs), scales, bits=8)

@@ -6,6 +6,7 @@ The layouts are ggml's, which its sources describe (ggml-common.h, ggml-quants.c
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -52,6 +53,14 @@ def _decode_q4_1(blocks: np.ndarray) -> np.ndarray:
     return numbers
 
 
+class Parts(NamedTuple):
+    """What blocks of 256 are made of: integers, and the factors of each group of 32 (of 16 in Q6_K), float32."""
+
+    numbers: np.ndarray
+    scales: np.ndarray
+    minima: np.ndarray | None
+
+
 def _sixes(twelve_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the eight scales and eight minima, six bits each, of a Q4_K's or Q5_K's 12 bytes; (N, 8) float32."""
     low, middle, high = (twelve_bytes[:, start : start + 4] for start in (0, 4, 8))
@@ -60,33 +69,31 @@ def _sixes(twelve_bytes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return scales.astype(np.float32), minima.astype(np.float32)
 
 
-def _decode_q4_k(blocks: np.ndarray) -> np.ndarray:
+def parts_of(kind: str, blocks: np.ndarray) -> Parts:
+    """Take blocks of a K type apart; numbers (N, groups, size) and factors (N, groups)."""
+    if kind == "Q6_K":
+        lows, highs = blocks[:, :128].reshape(-1, 2, 1, 64), blocks[:, 128:192].reshape(-1, 2, 1, 32)
+        # Of each half's 128 numbers the low fours lie in 64 bytes, twice; the high twos in 32 bytes, four times.
+        fours = np.concatenate((lows & 15, lows >> 4), axis=2).reshape(-1, 2, 4, 32)
+        twos = highs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+        numbers = (fours | twos << 4).reshape(-1, 16, 16).astype(np.int8) - np.int8(32)
+        scales = _scales(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+        return Parts(numbers, scales, None)
     scales, minima = _sixes(blocks[:, 4:16])
-    pairs = blocks[:, 16:].reshape(-1, 4, 32)  # each 32 bytes hold one group in their low halves, the next in the high
-    numbers = np.stack((pairs & 15, pairs >> 4), axis=2).reshape(-1, 8, 32).astype(np.float32)
-    return _scaled(numbers, _scales(blocks[:, :2]) * scales, _scales(blocks[:, 2:4]) * minima)
+    pairs = blocks[:, -128:].reshape(-1, 4, 32)  # each 32 bytes hold a group in their low halves, the next in the high
+    numbers = np.stack((pairs & 15, pairs >> 4), axis=2).reshape(-1, 8, 32)
+    if kind == "Q5_K":
+        numbers |= (
+            blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1
+        ) << 4  # bit g of byte i: group g
+    return Parts(numbers, _scales(blocks[:, :2]) * scales, _scales(blocks[:, 2:4]) * -minima)
 
 
-def _decode_q5_k(blocks: np.ndarray) -> np.ndarray:
-    scales, minima = _sixes(blocks[:, 4:16])
-    fifths = blocks[:, None, 16:48] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # bit g of byte i: group g, number i
-    pairs = blocks[:, 48:].reshape(-1, 4, 32)
-    numbers = np.stack((pairs & 15, pairs >> 4), axis=2).reshape(-1, 8, 32) | fifths << 4
-    return _scaled(numbers.astype(np.float32), _scales(blocks[:, :2]) * scales, _scales(blocks[:, 2:4]) * minima)
-
-
-def _decode_q6_k(blocks: np.ndarray) -> np.ndarray:
-    lows, highs = blocks[:, :128].reshape(-1, 2, 1, 64), blocks[:, 128:192].reshape(-1, 2, 1, 32)
-    # Of each half's 128 numbers the low fours lie in 64 bytes, twice; the high twos in 32 bytes, four times.
-    fours = np.concatenate((lows & 15, lows >> 4), axis=2).reshape(-1, 2, 4, 32)
-    twos = highs >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
-    numbers = (fours | twos << 4).reshape(-1, 16, 16).astype(np.float32) - np.float32(32)
-    scales = _scales(blocks[:, 208:]) * blocks[:, 192:208].view(np.int8).astype(np.float32)
-    return (numbers * scales[:, :, None]).reshape(-1, 256)
-
-
-def _scaled(numbers: np.ndarray, scales: np.ndarray, minima: np.ndarray) -> np.ndarray:
-    return (numbers * scales[:, :, None] - minima[:, :, None]).reshape(len(numbers), -1)
+def _decode_parts(kind: str, blocks: np.ndarray) -> np.ndarray:
+    numbers, scales, minima = parts_of(kind, blocks)
+    values = numbers.astype(np.float32) * scales[:, :, None]
+    values = values if minima is None else values + minima[:, :, None]
+    return values.reshape(len(blocks), -1)
 
 
 # numpy, since torch's thread pool costs more than these many small steps when the processors are busy
@@ -96,10 +103,8 @@ TYPES = {
     2: Type("Q4_0", 32, 18, _decode_q4_0),
     3: Type("Q4_1", 32, 20, _decode_q4_1),
     8: Type("Q8_0", 32, 34, _decode_q8_0),
-    12: Type("Q4_K", 256, 144, _decode_q4_k),
-    13: Type("Q5_K", 256, 176, _decode_q5_k),
-    14: Type("Q6_K", 256, 210, _decode_q6_k),
+    12: Type("Q4_K", 256, 144, partial(_decode_parts, "Q4_K")),
+    13: Type("Q5_K", 256, 176, partial(_decode_parts, "Q5_K")),
+    14: Type("Q6_K", 256, 210, partial(_decode_parts, "Q6_K")),
     30: Type("BF16", 1, 2, lambda blocks: blocks.view(np.int16)),  # numpy has no bfloat16: see gguf.py
 }
-PACKED = ("Q4_0", "Q4_1", "Q8_0")
-"""What ops/packed.py has a form for."""

@@ -219,6 +219,12 @@ def test_k_types_are_decoded_bit_for_bit_and_as_gguf_does(kind, seed, tmp_path):
     expected = [n for block in raw.reshape(-1, block_bytes) for n in decode_k_block(kind, block.tobytes())]
     assert ours.numpy().tobytes() == np.array(expected, np.float32).tobytes()
     assert np.allclose(ours.numpy(), gguf.quants.dequantize(raw, kind), rtol=1e-6, atol=1e-6)
+    stored = next(tensor for tensor in open_checkpoint(file).stored.values() if tensor.name == name)
+    assert stored.read_packed is not None
+    packed = stored.read_packed()
+    assert unpack(packed).equal(ours) and packed.numel() == stored.packed_bytes
+    order = torch.randperm(64)
+    assert unpack(stored.read_packed(order)).equal(ours[order])
 
 
 @pytest.mark.parametrize("kind", [Kind.Q8_0, Kind.Q4_0, Kind.Q4_1])

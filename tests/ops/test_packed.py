@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from litspec.ops.kernels import instruction_sets, load_kernels
 from litspec.ops.layers import linear
 from litspec.ops.packed import (
+    PACKED,
     Q4_0,
-    Q4_1,
-    Q8_0,
     filled_up,
     is_packed,
     pack,
@@ -23,22 +22,24 @@ from litspec.ops.packed import (
     unpack,
 )
 
-FORMATS = ("Q4_0", "Q4_1", "Q8_0")
-BYTES = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0}
+FORMATS = tuple(PACKED)
 
 
 def random_weight(kind: str, rows: int, inputs: int, *, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """Return a packed weight and, worked out without ops/packed.py, the numbers that it stands for."""
     chance = torch.Generator().manual_seed(seed)
-    scales = (torch.rand(rows, inputs // 32, generator=chance) * 0.1 - 0.03).half()
-    minima = torch.randn(rows, inputs // 32, generator=chance).half() if kind == "Q4_1" else None
-    low, high = (-128, 128) if kind == "Q8_0" else (0, 16)
+    share = 16 if kind == "Q6_K" else 32
+    dtype = torch.float32 if kind.endswith("K") else torch.float16
+    scales = (torch.rand(rows, inputs // share, generator=chance) * 0.1 - 0.03).to(dtype)
+    has_minima = kind in ("Q4_1", "Q4_K", "Q5_K")
+    minima = torch.randn(rows, inputs // share, generator=chance).to(dtype) if has_minima else None
+    low, high = (0, 16) if kind.startswith("Q4") else (-128, 128)
     numbers = torch.randint(low, high, (rows, inputs), generator=chance)
     wide = numbers.double() - (8 if kind == "Q4_0" else 0)
-    values = wide * scales.double().repeat_interleave(32, dim=1)
+    values = (wide * scales.double().repeat_interleave(share, dim=1)).float()
     if minima is not None:
-        values = values + minima.double().repeat_interleave(32, dim=1)
-    return pack(numbers, scales, minima, bits=8 if kind == "Q8_0" else 4), values
+        values = values + minima.float().repeat_interleave(share, dim=1)
+    return pack(numbers, scales, minima, bits=4 if kind.startswith("Q4") else 8), values.double()
 
 
 def kernel(x: torch.Tensor, weight: torch.Tensor, isa: str) -> torch.Tensor:
@@ -54,7 +55,7 @@ def test_kernels_are_built_here():
 @pytest.mark.parametrize(("rows", "inputs"), [(16, 32), (48, 96), (5, 32), (33, 64)])
 def test_what_is_unpacked_is_what_was_packed(kind, rows, inputs):
     weight, values = random_weight(kind, rows, inputs, seed=rows)
-    assert is_packed(weight) and weight.shape == (-(-rows // 16), inputs // 32, BYTES[kind])
+    assert is_packed(weight) and weight.shape == (-(-rows // 16), inputs // 32, PACKED[kind])
     assert packed_shape(weight) == filled_up((rows, inputs)) == unpack(weight).shape
     assert unpack(weight)[:rows].equal(values.float())
     assert (unpack(weight)[rows:] == 0).all()
@@ -74,7 +75,7 @@ def test_a_kernel_is_its_definition_within_rounding(isa, kind, data):
     x = torch.randn(tokens, 32 * groups, generator=torch.Generator().manual_seed(seed)) * 10.0 ** (seed % 7 - 3)
     exact, magnitude = x.double() @ values.T, x.double().abs() @ values.abs().T
     # Q4's numbers and minima partly cancel, so the bound is on what is added and not on the sum.
-    added = magnitude + (x.double().abs() @ torch.full_like(values, 2.0).T if kind != "Q8_0" else 0.0)
+    added = magnitude + (x.double().abs() @ torch.full_like(values, 2.0).T if kind not in ("Q8_0", "Q6_K") else 0.0)
     assert ((kernel(x, weight, isa) - exact).abs() <= 32 * groups * 6e-8 * added + 1e-30).all()
     assert ((plain_packed_linear(x, weight) - exact).abs() <= 32 * groups * 6e-8 * added + 1e-30).all()
 
@@ -119,7 +120,7 @@ def test_a_token_that_is_not_finite_spoils_no_other(isa, kind, bad):
     assert found[others].equal(clean[others])
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])
 def test_scales_of_every_size(kind):
     halves = torch.tensor([0.0, 6e-8, 6.1e-5, 65504.0, -65504.0, 1.0, -6e-8, 2.5], dtype=torch.float16)
     numbers = torch.arange(16 * 32 * 8).view(16, 256) % 16

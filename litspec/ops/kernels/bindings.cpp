@@ -78,7 +78,7 @@ Tensor packed_linear(const Tensor& x, const Tensor& weight, const std::string& i
   const int64_t num_tokens = x.size(0), num_groups = weight.size(1), num_blocks = weight.size(0);
   const int64_t out = num_blocks * litspec::BLOCK_ROWS, in = num_groups * litspec::GROUP;
   const int bytes = int(weight.size(2));
-  TORCH_CHECK(bytes == litspec::Q4_0 || bytes == litspec::Q4_1 || bytes == litspec::Q8_0, "unknown packed format");
+  TORCH_CHECK(litspec::is_known(bytes), "unknown packed format");
   TORCH_CHECK(x.size(1) == in, "x has ", x.size(1), " inputs, the weight ", in);
   const litspec::Kernels& kernels = find(isa);
   Tensor scaled = at::empty({num_tokens, in}, x.options()), sums = at::empty({num_tokens, num_groups}, x.options());

@@ -132,4 +132,6 @@ inline Floats load_half(const uint8_t* p) {
 
 #endif
 
+inline Floats load_single(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+
 }  // namespace LITSPEC_ISA

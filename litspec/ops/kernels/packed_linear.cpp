@@ -1,7 +1,7 @@
 // y = x · Wᵀ for packed weights, for one instruction set; compiled once for each (see build.py).
 //
-// A row of y is computed in one fixed order whatever stands beside it: inputs 0 to 31 of a group one after another, then
-// the group's sum times its scale, then its minimum times the sum of the activations. How many tokens and rows are
+// A row of y is computed in one fixed order whatever stands beside it: the inputs that share a scale one after another,
+// then their sum times the scale, then the group's minimum times the sum of the activations. How many tokens and rows are
 // taken together changes only which of these run side by side.
 #include "packed_linear.h"
 
@@ -14,8 +14,16 @@ using litspec::BLOCK_ROWS;
 using litspec::GROUP;
 using litspec::HALVES;
 using litspec::NIBBLES;
+using litspec::SINGLES;
 
 constexpr int STRIPS = BLOCK_ROWS / LANES;  // of a block
+
+// Scales or minima of LANES rows from row `part` of a block on.
+template <int BYTES>
+Floats load_factors(const uint8_t* factors, int part) {
+  if constexpr (litspec::has_halves(BYTES)) return load_half(factors + 2 * part);
+  else return load_single(factors + 4 * part);
+}
 
 // T tokens by S strips of LANES rows.
 template <int BYTES, int T, int S>
@@ -35,12 +43,22 @@ void tile(const uint8_t* weight, int64_t first_strip, const float* x, const floa
     Floats part[T][S];
     for (int t = 0; t < T; ++t)
       for (int s = 0; s < S; ++s) part[t][s] = zero();
-    if constexpr (BYTES == litspec::Q8_0) {
-      for (int i = 0; i < GROUP; ++i)
+    constexpr int QUANTS = litspec::has_nibbles(BYTES) ? NIBBLES : 2 * NIBBLES;
+    constexpr int FACTORS = litspec::has_halves(BYTES) ? HALVES : SINGLES;
+    if constexpr (!litspec::has_nibbles(BYTES)) {
+      for (int i = 0; i < GROUP; ++i) {
+        if constexpr (BYTES == litspec::Q6_K) {
+          if (i == GROUP / 2)
+            for (int s = 0; s < S; ++s) {
+              const Floats scale = load_factors<BYTES>(strips[s] + QUANTS, parts[s]);
+              for (int t = 0; t < T; ++t) total[t][s] = fma(scale, part[t][s], total[t][s]), part[t][s] = zero();
+            }
+        }
         for (int s = 0; s < S; ++s) {
           const Floats w = load_int8(strips[s] + i * BLOCK_ROWS + parts[s]);
           for (int t = 0; t < T; ++t) part[t][s] = fma(w, spread(x[t * in + i]), part[t][s]);
         }
+      }
     } else {
       for (int c = 0; c < GROUP / 8; ++c) {
         Ints words[S];
@@ -53,13 +71,12 @@ void tile(const uint8_t* weight, int64_t first_strip, const float* x, const floa
           }
       }
     }
-    constexpr int QUANTS = BYTES == litspec::Q8_0 ? BLOCK_ROWS * GROUP : NIBBLES;
+    constexpr int LAST_SCALE = QUANTS + (BYTES == litspec::Q6_K ? FACTORS : 0);
     for (int s = 0; s < S; ++s) {
-      const uint8_t* scales = strips[s] + QUANTS + parts[s] * 2;
-      const Floats scale = load_half(scales);
+      const Floats scale = load_factors<BYTES>(strips[s] + LAST_SCALE, parts[s]);
       for (int t = 0; t < T; ++t) total[t][s] = fma(scale, part[t][s], total[t][s]);
-      if constexpr (BYTES == litspec::Q4_1) {
-        const Floats minimum = load_half(scales + HALVES);
+      if constexpr (litspec::has_minimum(BYTES)) {
+        const Floats minimum = load_factors<BYTES>(strips[s] + QUANTS + FACTORS, parts[s]);
         for (int t = 0; t < T; ++t) total[t][s] = fma(minimum, spread(sums[t * num_groups + g]), total[t][s]);
       }
       if constexpr (BYTES == litspec::Q4_0) {  // the numbers are 0 to 15 and mean -8 to 7
@@ -110,6 +127,9 @@ void linear_blocks(const uint8_t* weight, int bytes, int64_t first_block, int64_
     case litspec::Q4_0: blocks<litspec::Q4_0>(weight, first_block, last_block, a, y, out); break;
     case litspec::Q4_1: blocks<litspec::Q4_1>(weight, first_block, last_block, a, y, out); break;
     case litspec::Q8_0: blocks<litspec::Q8_0>(weight, first_block, last_block, a, y, out); break;
+    case litspec::Q4_K: blocks<litspec::Q4_K>(weight, first_block, last_block, a, y, out); break;
+    case litspec::Q5_K: blocks<litspec::Q5_K>(weight, first_block, last_block, a, y, out); break;
+    case litspec::Q6_K: blocks<litspec::Q6_K>(weight, first_block, last_block, a, y, out); break;
   }
 }
 
