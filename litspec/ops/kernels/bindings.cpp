@@ -37,7 +37,10 @@ struct InstructionSet {
 const std::vector<InstructionSet>& instruction_sets() {
   static const std::vector<InstructionSet> all = {
 #ifdef LITSPEC_X86
-      {"avx512", __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"), &avx512::kernels},
+      {"avx512",
+       __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq"),
+       &avx512::kernels},
       {"avx2", __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), &avx2::kernels},
 #endif
       {"portable", true, &portable::kernels},
