@@ -43,6 +43,8 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_wheel_holds_what_the_package_needs(wheel):
     inside = {file.relative_to(wheel).as_posix() for file in wheel.rglob("*") if file.is_file()}
+    kernels = {file.name for file in (ROOT / "litspec/ops/kernels").iterdir() if file.suffix in (".cpp", ".h")}
+    assert len(kernels) > 5 and {f"litspec/ops/kernels/{name}" for name in kernels} <= inside
     configs = {
         f"litspec/config_hub/{file.relative_to(ROOT / 'config_hub')}" for file in ROOT.glob("config_hub/**/*.yaml")
     }

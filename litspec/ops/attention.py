@@ -3,7 +3,7 @@
 A query at absolute position p sees the keys at positions <= p of its own slot and nothing else: stale entries above a
 row's length, other rows' slots and padding are outside every mask, because the mask comes from positions and never from
 token ids. `cached_attention` writes and reads in one step, so that a compiler can keep it as one opaque operation.
-These are the plain definitions that fused kernels are compared with.
+The plain definitions are what the kernel (ops/kernels) is compared with.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """The small functions of a Llama block: linear, RMSNorm, the rotation of RoPE, SiLU·mul.
 
 They compute norms and rotations in float32 at least and return the dtype of their input, as the reference
-implementations do. Each is one operation to the compiler (ops/executor.py), so that a fused kernel can take its place.
+implementations do. Each is one operation to the compiler (ops/executor.py); in float32 on the CPU a kernel does it
+(ops/kernels), and packed weights have one of their own (ops/packed.py).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 The order is that of OpenAI-style servers and of transformers: temperature, then top_k, top_p and min_p. A filter is a
 threshold on the scores: what equals the last kept score is kept too, so that the set does not depend on how a sort
 breaks ties; min_p's is measured from the best score, so it needs no sort. Equal best scores give the lower id.
-Everything is computed in float64, a row at a time in one vectorised call, so that a token depends on its own row alone.
+Everything is computed in float64, a row at a time in one vectorised call, so that a token depends on its own row alone;
+a draw without top_k and top_p has a kernel, which draws the same token (ops/kernels/sample.cpp).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from typing import Any, cast
 from litspec.api.driver import Driver
 from litspec.engine.params import SamplingParams
 from litspec.engine.request import Request
+from tests.engine.support import ask, make_engine
 
 
 class LostEngine:
@@ -46,3 +47,13 @@ def test_every_caller_of_a_lost_engine_gets_its_error():
     for thread in threads:
         thread.join(10)
     assert errors == ["device lost"] * 3
+
+
+def test_who_finds_the_queue_full_is_told_and_the_others_are_answered():
+    driver = Driver(make_engine(slots=1, max_waiting=1))
+    requests = [ask(str(index), [1, 2], max_new_tokens=3) for index in range(4)]
+    driver.submit(requests)
+    completions = [[*driver.emissions(request)][-1].completion for request in requests]
+    driver.leave(requests)
+    assert [c and c.finish_reason for c in completions] == ["length", "length", "error", "error"]
+    assert completions[3] is not None and "allowed: 1 waiting" in (completions[3].error or "")

@@ -59,6 +59,9 @@ def finish(engine) -> None:
     [
         ({"batching": "static"}, 'batching was \'static\'; allowed: "continuous" or "fixed"'),
         ({"max_waiting": -1}, "max_waiting was -1; allowed: an integer from 0, or None"),
+        ({"max_waiting": 1.5}, "max_waiting was 1.5; allowed: an integer from 0, or None"),
+        ({"max_waiting": "4"}, "max_waiting was '4'; allowed: an integer from 0, or None"),
+        ({"prefix_reuse": "no"}, "prefix_reuse was 'no'; allowed: True or False"),
         ({"queue_timeout_s": 0}, "queue_timeout_s was 0; allowed: seconds above 0, or None"),
         ({"queue_timeout_s": math.nan}, "queue_timeout_s was nan"),
         ({"generate_timeout_s": -1.0}, "generate_timeout_s was -1.0; allowed: seconds above 0"),

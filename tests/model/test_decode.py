@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from litspec.model.decode import Sampling, batched_next_token, batched_sample, sample_shortlisted
+from litspec.model.decode import Sampling, batched_next_token, batched_sample, is_noisy, sample_shortlisted
 from litspec.ops import executor
 from tests.model.tiny_gpt import TINY, consecutive, some_tokens, tiny_gpt
 from tests.ops.slow_sample import sampling_of, token_by_loop
@@ -113,3 +113,9 @@ def test_thunder_compiles_batched_next_token_with_a_whole_model_and_its_cache():
         assert torch.equal(got, want)
         assert torch.equal(caches[0].k[0], caches[1].k[0]) and torch.equal(caches[0].v[0], caches[1].v[0])
     assert TINY.vocab_size > got.max()
+
+
+def test_a_row_is_noisy_where_noise_over_the_whole_vocabulary_is_drawn():
+    given = [(0.0, None, 1.0), (0.8, None, 1.0), (0.8, 5, 1.0), (0.8, None, 0.9), (1e-6, None, 1.0)]
+    sampling = Sampling.of(*([row[field] for row in given] for field in range(3)), [0] * len(given))
+    assert [row for row, each in enumerate(given) if is_noisy(*each)] == [*sampling.full_rows] == [1]
